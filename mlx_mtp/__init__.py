@@ -1,0 +1,37 @@
+"""Gemma 4 with its Multi-Token-Prediction drafters on MLX: the same text, sooner.
+
+The public API is imported on first use, so that ``import mlx_mtp`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlx_mtp.errors import MlxMtpError
+    from mlx_mtp.llm import LLM, load
+    from mlx_mtp.types import Chunk, Request, RequestStats, Result, RunStats, SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "Chunk",
+    "MlxMtpError",
+    "Request",
+    "RequestStats",
+    "Result",
+    "RunStats",
+    "SamplingParams",
+    "load",
+]
+
+_HOMES = {"LLM": "llm", "load": "llm", "MlxMtpError": "errors"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'types')}"), name)

@@ -1,0 +1,54 @@
+"""The one exception tree. Owns: what can go wrong and the exit code of each kind.
+
+Every message is one sentence of what is wrong; ``hint`` is one sentence of what to do about it.
+The command line prints both and leaves with ``exit_code``; a library user catches `MlxMtpError`.
+"""
+
+
+class MlxMtpError(Exception):
+    """Base of all errors this package raises on purpose.
+
+    Args:
+        message: one sentence of what is wrong.
+        hint: one sentence of what to do; may be empty where the message says it all.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".rstrip()
+
+
+class UsageError(MlxMtpError):
+    """A parameter or a prompt that cannot be served as asked."""
+
+    exit_code = 2
+
+
+class ModelNotFoundError(MlxMtpError):
+    """A model or drafter that is absent, gated, incomplete or damaged on disk."""
+
+    exit_code = 3
+
+
+class IncompatibleError(MlxMtpError):
+    """A checkpoint of another kind, or a target and a drafter that do not belong together."""
+
+    exit_code = 4
+
+
+class ResourceError(MlxMtpError):
+    """Not enough memory or disk."""
+
+    exit_code = 5
+
+
+class VerificationError(MlxMtpError):
+    """Something that was written or generated is not what it must be."""
+
+    exit_code = 7

@@ -1,0 +1,192 @@
+"""Files of a model folder, read with distrust. Owns: JSON files, the list of weight files, and
+safetensors headers. Reads no tensor and needs no mlx.
+
+A header is checked in full before any array is made from it: a truncated shard would otherwise
+show up as an error, or as garbage, in the middle of a generation.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
+
+from mlx_mtp.errors import ModelNotFoundError
+
+INDEX = "model.safetensors.index.json"
+
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit (safetensors, tensor.rs MAX_HEADER_SIZE)."""
+
+_DTYPE_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4,
+    "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+_AGAIN = "Download or copy the model again."
+
+
+class TensorInfo(NamedTuple):
+    """One tensor of a safetensors file: its dtype as the format spells it, e.g. "BF16"."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises ModelNotFoundError: absent, unreadable or damaged."""
+    try:
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ModelNotFoundError(f"{path} is missing.", _AGAIN) from error
+    except OSError as error:
+        raise ModelNotFoundError(f"{path} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelNotFoundError(f"{path} is not valid JSON.", _AGAIN) from error
+    if not isinstance(values, dict):
+        raise ModelNotFoundError(f"{path} holds no JSON object.", _AGAIN)
+    return values
+
+
+def read_optional_json(path: Path) -> dict[str, Any] | None:
+    """As `read_json`, but None where there is no such file."""
+    return read_json(path) if path.exists() else None
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a model folder, in order of their names.
+
+    Taken from ``model.safetensors.index.json``, else ``model*.safetensors``. Raises
+    ModelNotFoundError: no weights, shards missing (named), an index that points out of the folder.
+    """
+    if (path / INDEX).exists():
+        names = _indexed(path / INDEX)
+    else:
+        names = sorted(file.name for file in path.glob("model*.safetensors"))
+        shards = [re.fullmatch(r"(.*-)\d{5}-of-(\d{5})(\..*)", name) for name in names]
+        for shard in shards:
+            if shard is not None:
+                total = int(shard[2])
+                wanted = {f"{shard[1]}{i + 1:05}-of-{total:05}{shard[3]}" for i in range(total)}
+                names = sorted(wanted.union(names))
+                break
+    missing = [name for name in names if not (path / name).is_file()]
+    if missing:
+        shown = ", ".join(missing[:5]) + (" and others" if len(missing) > 5 else "")
+        raise ModelNotFoundError(f"{path} lacks {shown}.", "Download the model again.")
+    if not names:
+        others = sorted(p.name for p in path.glob("*") if p.suffix in (".gguf", ".bin", ".pt"))
+        found = f" (only {others[0]})" if others else ""
+        raise ModelNotFoundError(
+            f"{path} holds no model*.safetensors{found}.", "Use a checkpoint in safetensors format."
+        )
+    return [path / name for name in names]
+
+
+def read_header(file: Path) -> dict[str, TensorInfo]:
+    """The tensors of a safetensors file by name, from its header alone.
+
+    Checks what the format promises: a bounded JSON header, known dtypes, byte ranges that fit
+    dtype and shape, follow each other without gaps and end with the file. Raises
+    ModelNotFoundError naming the file, with the bytes that are missing where it was cut short.
+    """
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if size < 8 or length > MAX_HEADER_BYTES:
+                raise _damaged(file, "it does not begin like a safetensors file")
+            raw = stream.read(length)
+    except OSError as error:
+        raise ModelNotFoundError(f"{file} cannot be read: {error.strerror}.", _AGAIN) from error
+    if len(raw) < length:
+        raise _damaged(file, f"{length - len(raw):,} bytes of its header are missing")
+    try:
+        entries = json.loads(raw, object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(file, "its header is not valid JSON") from error
+    if not isinstance(entries, dict):
+        raise _damaged(file, "its header is no JSON object")
+    entries.pop("__metadata__", None)
+    tensors, ranges = {}, []
+    for name, entry in entries.items():
+        tensors[name], begin, end = _tensor(file, name, entry)
+        ranges.append((begin, end, name))
+    position = 0
+    for begin, end, name in sorted(ranges):
+        if begin != position:
+            raise _damaged(file, f"the data of {name} do not follow the tensor before")
+        position = end
+    there = size - 8 - length
+    if there < position:
+        raise _damaged(file, f"{position - there:,} bytes are missing at its end")
+    if there > position:
+        raise _damaged(file, f"{there - position:,} bytes at its end belong to no tensor")
+    return tensors
+
+
+def read_headers(files: Iterable[Path]) -> dict[str, TensorInfo]:
+    """The tensors of all shards. Raises ModelNotFoundError where two hold the same name."""
+    merged: dict[str, TensorInfo] = {}
+    origin: dict[str, Path] = {}
+    for file in files:
+        for name, info in read_header(file).items():
+            if name in merged:
+                raise ModelNotFoundError(
+                    f"{name} is both in {origin[name].name} and in {file.name}.",
+                    "Remove the files of another conversion from the folder.",
+                )
+            merged[name], origin[name] = info, file
+    return merged
+
+
+def _indexed(index: Path) -> list[str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelNotFoundError(f"{index} has no weight_map.", _AGAIN)
+    names = set()
+    for name in weight_map.values():
+        # only files of this very folder: an index must not make us read anything else
+        if not isinstance(name, str) or not re.fullmatch(r"[\w][\w.-]*\.safetensors", name):
+            raise ModelNotFoundError(
+                f"{index} names {name!r}, which is not a weight file of that folder.", _AGAIN
+            )
+        names.add(name)
+    return sorted(names)
+
+
+def _tensor(file: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
+    shape = entry.get("shape") if isinstance(entry, dict) else None
+    offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+        raise _damaged(file, f"the header's entry for {name} has no shape and data_offsets")
+    dtype = entry.get("dtype")
+    if not isinstance(dtype, str) or dtype not in _DTYPE_BYTES:
+        raise _damaged(file, f"{name} is of the unknown dtype {dtype!r}")
+    begin, end = offsets
+    nbytes = math.prod(shape) * _DTYPE_BYTES[dtype]
+    if end - begin != nbytes:
+        raise _damaged(file, f"{name} has {end - begin:,} bytes where its shape needs {nbytes:,}")
+    return TensorInfo(dtype, tuple(shape), nbytes), begin, end
+
+
+def _are_sizes(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(
+        isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
+    )
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return values
+
+
+def _damaged(file: Path, what: str) -> ModelNotFoundError:
+    return ModelNotFoundError(f"{file} is damaged: {what}.", _AGAIN)

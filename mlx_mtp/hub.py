@@ -1,0 +1,265 @@
+"""Where a model's files are. Owns: names to folders (local, bundled, hub cache, hub) and which
+drafter belongs to a target. Knows nothing of what the files mean.
+
+The hub is asked only for what the cache lacks: a complete snapshot costs no network round trip,
+and ``HF_HUB_OFFLINE`` is honoured.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from mlx_mtp.errors import MlxMtpError, ModelNotFoundError, ResourceError
+from mlx_mtp.files import read_json, weight_files
+
+__all__ = ["BUNDLED", "ModelFiles", "find_drafter", "resolve"]
+
+log = logging.getLogger("mlx_mtp")
+
+BUNDLED = {"pocket": Path(__file__).parent / "data" / "pocket" / "target"}
+"""Models that come with the package."""
+
+PUBLISHED = tuple(f"google/gemma-4-{size}-it" for size in ("E2B", "E4B", "12B", "26B-A4B", "31B"))
+
+_WANTED = [
+    "*.json",
+    "*.jinja",
+    "tokenizer.model",
+    "model*.safetensors",
+    "drafter/model*.safetensors",
+]
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_GEMMA = re.compile(
+    r"(?P<base>gemma-4-(?:e2b|e4b|12b|26b-a4b|31b)-it(?:-qat)?)(?P<rest>-.*)?", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model found on disk.
+
+    Attributes:
+        name: as the user gave it, or the hub's own spelling of it.
+        path: the folder that holds config.json.
+        revision: the hub's commit hash where the folder is a cached snapshot, else None.
+    """
+
+    name: str
+    path: Path
+    revision: str | None = None
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the name means something on other machines: a hub id or a bundled model."""
+        return self.revision is not None or self.name in BUNDLED
+
+
+def resolve(name: str, revision: str | None = None) -> ModelFiles:
+    """Find a model's folder; download it where the cache lacks it.
+
+    Args:
+        name: a bundled name, a folder, or a hub id such as ``google/gemma-4-E4B-it``.
+        revision: branch, tag or commit of a hub id.
+
+    Raises:
+        ModelNotFoundError: no such folder or hub id, a gated or private model, no network.
+        ResourceError: the disk is full.
+    """
+    if name in BUNDLED:
+        return ModelFiles(name, _checked(BUNDLED[name], name))
+    path = Path(name).expanduser()
+    if path.exists() or not _HUB_ID.fullmatch(name):
+        return ModelFiles(_snapshot_name(path) or name, _checked(path, name), _revision(path))
+    cached, complete = _cached(name, revision)
+    if cached is not None and (complete or _offline()):
+        return cached
+    if _offline():
+        raise ModelNotFoundError(
+            f"{name} is neither a folder nor complete in the cache, and HF_HUB_OFFLINE is set.",
+            "Unset HF_HUB_OFFLINE to download it.",
+        )
+    try:
+        return _downloaded(name, revision)
+    except ModelNotFoundError as error:
+        if cached is None:
+            raise
+        log.warning("%s Using the files in the cache.", error.message)
+        return cached
+
+
+def find_drafter(name: str, path: Path) -> Path | None:
+    """The drafter that belongs to a target, or None.
+
+    In this order: ``path/drafter``; ``path/../assistant`` beside a folder named target;
+    ``path-assistant``; for a hub id its ``-assistant`` names, first in the cache, then on the hub.
+
+    Args:
+        name: how the target was named; only hub ids lead to the hub.
+        path: its folder.
+    """
+    path = path.expanduser().absolute()
+    local = [path / "drafter", path.parent / f"{path.name}-assistant"]
+    if path.name == "target":
+        local.insert(1, path.parent / "assistant")
+    for folder in local:
+        if (folder / "config.json").is_file():
+            return folder
+    hub_name = _snapshot_name(path) or (name if _HUB_ID.fullmatch(name) else "")
+    if not hub_name or (Path(name).exists() and not _snapshot_name(path)):
+        return None
+    candidates = list(_drafter_names(hub_name))
+    for candidate in candidates:
+        cached, _ = _cached(candidate, None)
+        if cached is not None:
+            return cached.path
+    for candidate in [] if _offline() else candidates:
+        try:
+            return _downloaded(candidate, None).path
+        except ModelNotFoundError as error:
+            log.info("no drafter %s: %s", candidate, error.message)
+    return None
+
+
+def _drafter_names(target: str) -> Iterator[str]:
+    """Hub ids a target's drafter may have, most likely first. MLX conversions of drafters keep
+    the assistant's name and add their precision, mostly bf16."""
+    owner, _, repo = target.partition("/")
+    match = _GEMMA.fullmatch(repo)
+    if match is None or owner.lower() == "google":
+        yield f"{target}-assistant"
+        return
+    base, rest = match["base"], match["rest"] or ""
+    yield f"{owner}/{base}-assistant{rest}"
+    if rest.lower() != "-bf16":
+        yield f"{owner}/{base}-assistant-bf16"
+    official = {name.lower(): name for name in PUBLISHED}.get(f"google/{base}".lower())
+    if official is not None:
+        yield f"{official}-assistant"
+
+
+def _checked(path: Path, name: str) -> Path:
+    """The folder itself, if it holds a model."""
+    if path.is_file():
+        raise ModelNotFoundError(f"{name} is a file.", "Give the folder that holds config.json.")
+    if not path.is_dir():
+        near = get_close_matches(name, [*PUBLISHED, *BUNDLED], n=1)
+        raise ModelNotFoundError(
+            f"There is no folder {name}, and it is not a hub id.",
+            f"Did you mean {near[0]}?" if near else f"Give a folder or an id like {PUBLISHED[1]}.",
+        )
+    if not (path / "config.json").is_file():
+        inside = [sub.name for sub in sorted(path.iterdir()) if (sub / "config.json").is_file()]
+        raise ModelNotFoundError(
+            f"{name} holds no config.json.",
+            f"Did you mean {Path(name) / inside[-1]}?" if inside else "Give a model's folder.",
+        )
+    return path
+
+
+def _is_complete(path: Path) -> bool:
+    """Whether a snapshot has its config and all its weights."""
+    try:
+        read_json(path / "config.json")
+        weight_files(path)
+    except MlxMtpError:
+        return False
+    return True
+
+
+def _cached(name: str, revision: str | None) -> tuple[ModelFiles | None, bool]:
+    """A cached snapshot that can be run (names compared without case), and whether the hub's
+    client knows of no file of it that is missing."""
+    from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    folders = Path(constants.HF_HUB_CACHE).glob("models--*--*")
+    ids = [folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders]
+    same = sorted((i for i in ids if i.lower() == name.lower()), key=lambda found: found != name)
+    for found in same:
+        config = try_to_load_from_cache(found, "config.json", revision=revision)
+        if not isinstance(config, str) or not _is_complete(Path(config).parent):
+            continue
+        path = Path(config).parent
+        try:
+            snapshot_download(
+                found, revision=revision, allow_patterns=_WANTED, local_files_only=True
+            )
+            complete = True
+        except LocalEntryNotFoundError:
+            complete = False  # e.g. the tokenizer never arrived
+        return ModelFiles(found, path, _revision(path)), complete
+    return None, False
+
+
+def _downloaded(name: str, revision: str | None) -> ModelFiles:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        path = Path(snapshot_download(name, revision=revision, allow_patterns=_WANTED))
+    except GatedRepoError as error:
+        raise ModelNotFoundError(
+            f"{name} is gated and this machine has no access to it.",
+            f"Accept its terms at https://huggingface.co/{name}, then run `hf auth login`.",
+        ) from error
+    except RepositoryNotFoundError as error:
+        near = get_close_matches(name, PUBLISHED, n=1)
+        raise ModelNotFoundError(
+            f"There is no folder {name}, and no such model on the hub.",
+            f"Did you mean {near[0]}?" if near else "If it is private, run `hf auth login`.",
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelNotFoundError(
+            f"{name} has no revision {revision} on the hub.", "Give a branch, tag or commit hash."
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise ModelNotFoundError(
+            f"{name} is not in the cache, and the hub cannot be reached.",
+            "Check the network, or give a folder.",
+        ) from error
+    except Exception as error:  # the hub client lets its HTTP library's errors through
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise ResourceError(
+                f"The disk is full; {name} could not be downloaded.",
+                "Free some space and run the command again; what has arrived is kept.",
+            ) from error
+        reason = next(iter(str(error).splitlines()), "").strip() or type(error).__name__
+        raise ModelNotFoundError(
+            f"{name} could not be downloaded: {reason.rstrip('.')}.",
+            "Run the command again; what has arrived is kept.",
+        ) from error
+    return ModelFiles(name, _checked(path, name), _revision(path))
+
+
+def _offline() -> bool:
+    from huggingface_hub import constants
+
+    # the client reads the variable once, at its import
+    now = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+    return now or bool(constants.HF_HUB_OFFLINE)
+
+
+def _revision(path: Path) -> str | None:
+    """The commit hash in a snapshot folder's own name."""
+    return None if _snapshot_name(path) is None else path.name
+
+
+def _snapshot_name(path: Path) -> str | None:
+    """The hub id in a snapshot folder's own path."""
+    path = path.absolute()
+    repo = path.parent.parent.name
+    if path.parent.name != "snapshots" or not repo.startswith("models--"):
+        return None
+    return repo.removeprefix("models--").replace("--", "/", 1)
