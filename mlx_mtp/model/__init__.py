@@ -1,0 +1,1 @@
+"""Arrays only: target, drafter, their caches and attention. Knows no requests and no text."""

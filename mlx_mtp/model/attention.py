@@ -1,0 +1,64 @@
+"""Attention over slot caches. Owns: the folded form and the choice between it and MLX's kernel.
+
+Gemma 4 scales attention by 1: its q_norm and k_norm take the place of 1/sqrt(head_dim).
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+FUSED_HEAD_DIM = 256
+"""The head_dim that MLX's fused vector kernel serves for short queries (512 it leaves unfused)."""
+FUSED_MAX_QUERIES = 32
+"""Most query rows per KV head, L * heads / kv_heads, that the fused vector kernel takes."""
+FUSED_MAX_LENGTH = 8
+"""Most query tokens that the fused vector kernel takes."""
+
+
+def use_fused(head_dim: int, length: int, group: int) -> bool:
+    """Whether `attend` should call MLX's fused kernel.
+
+    Only on a GPU, whose vector kernel streams K and V once per KV head. The CPU has no such
+    kernel: its fallback multiplies once per query head.
+
+    Args:
+        head_dim: width of a head.
+        length: query tokens L per row.
+        group: query heads per KV head.
+    """
+    return (
+        mx.default_device().type == mx.DeviceType.gpu
+        and head_dim == FUSED_HEAD_DIM
+        and length <= FUSED_MAX_LENGTH
+        and length * group <= FUSED_MAX_QUERIES
+    )
+
+
+def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) -> mx.array:
+    """Masked attention of ragged rows over the same slots, query heads grouped by KV head.
+
+    The folded form multiplies all query heads of a KV head at once, so K and V are streamed once
+    per KV head, and each query row is computed alike whatever L and the number of rows are.
+
+    Args:
+        queries: [rows, heads, L, head_dim], normed and roped.
+        keys, values: [rows, kv_heads, S, head_dim]; may be slices of a larger buffer.
+        mask: bool [rows, 1, 1, L, S]; every query must see at least one slot.
+
+    Returns:
+        [rows, L, heads * head_dim]
+    """
+    rows, heads, length, head_dim = queries.shape
+    kv_heads, slots = keys.shape[1], keys.shape[2]
+    group = heads // kv_heads
+    if use_fused(head_dim, length, group):
+        wide = mx.broadcast_to(mask[:, :, 0], (rows, heads, length, slots))
+        out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=wide)
+    else:
+        folded = queries.reshape(rows, kv_heads, group * length, head_dim)
+        scores = (folded @ keys.swapaxes(-1, -2)).reshape(rows, kv_heads, group, length, slots)
+        lowest = mx.array(mx.finfo(scores.dtype).min, scores.dtype)
+        weights = mx.softmax(mx.where(mask, scores, lowest), axis=-1, precise=True)
+        folded = weights.reshape(rows, kv_heads, group * length, slots) @ values
+        out = folded.reshape(rows, heads, length, head_dim)
+    return out.transpose(0, 2, 1, 3).reshape(rows, length, heads * head_dim)

@@ -1,0 +1,110 @@
+"""The target's forward pass. Owns: masks, positions and K/V around mlx-lm's Gemma 4 modules.
+
+The weights live in mlx-lm's `gemma4.Model`; we drive its layers over our slot caches, because
+masks, positions and attention are what drafting and ragged batches need.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import mlx.core as mx
+from mlx_lm.models.gemma4_text import logit_softcap
+
+from mlx_mtp.model.attention import attend
+from mlx_mtp.model.cache import SlotCache, Span
+from mlx_mtp.model.experts import Experts
+from mlx_mtp.model.layer import finish_layer, project_keys_values, project_queries
+from mlx_mtp.pair import TargetConfig
+
+Want = Literal["all", "last", "none"]
+
+
+class Target:
+    """A Gemma 4 target of any family.
+
+    Args:
+        model: mlx-lm's gemma4.Model with weights.
+        config: the checkpoint's.
+
+    Attributes:
+        dtype: of activations and K/V.
+        experts: runs and counts the routed experts.
+    """
+
+    def __init__(self, model: Any, config: TargetConfig) -> None:
+        self.config = config
+        self.head = model.language_model
+        self.body = model.language_model.model
+        self.dtype: mx.Dtype = self.body.norm.weight.dtype
+        self.experts = Experts()
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Scaled embeddings: int [...] -> [..., H] in the activation dtype."""
+        return self.body.embed_tokens(tokens).astype(self.dtype) * self.body.embed_scale
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Softcapped logits: post-norm hidden [..., H] -> [..., vocabulary]."""
+        if self.head.tie_word_embeddings:
+            logits = self.body.embed_tokens.as_linear(hidden)
+        else:
+            logits = self.head.lm_head(hidden)
+        cap = self.head.final_logit_softcapping
+        return logits if cap is None else logit_softcap(cap, logits)
+
+    def forward(
+        self, tokens: mx.array, cache: SlotCache, span: Span, want: Want = "all"
+    ) -> mx.array | None:
+        """Put tokens through the target and their K/V into the cache; commits nothing.
+
+        Layers that share K/V write none, and what follows the last K/V of a prompt matters for
+        its last token only: "last" and "none" run no more than that.
+
+        Args:
+            tokens: int32 [rows, L]
+            cache: written at span's slots.
+            span: of these rows and this L.
+            want: whose hidden states to compute.
+
+        Returns:
+            The hidden state after the final norm: [rows, L, H] for "all", [rows, 1, H] for
+            "last" (each row's last token), None for "none".
+        """
+        h = self.embed(tokens)
+        per_layer = self._per_layer_inputs(tokens, h)
+        offsets, masks = span.starts, span.masks
+        last_owner = self.config.num_kv_layers - 1
+        for index, layer in enumerate(self.body.layers):
+            x = layer.input_layernorm(h)
+            if index <= last_owner:
+                keys, values = project_keys_values(layer.self_attn, x, offsets)
+                cache.write(index, span, keys, values)
+            if index == last_owner and want != "all":
+                if want == "none":
+                    return None
+                h, x, per_layer = h[:, -1:], x[:, -1:], _last(per_layer)
+                offsets = offsets + (span.length - 1)
+                masks = {kind: mask[..., -1:, :] for kind, mask in masks.items()}
+            source = self.config.kv_source(index)
+            queries = project_queries(layer.self_attn, x, offsets)
+            keys, values = cache.read(source, span.first_row, span.rows, span.slots)
+            attended = attend(queries, keys, values, masks[layer.layer_type])
+            own = None if per_layer is None else per_layer[:, :, index]
+            h = finish_layer(layer, h, attended, own, self.experts)
+        return self.body.norm(h)
+
+    def _per_layer_inputs(self, tokens: mx.array, embedded: mx.array) -> mx.array | None:
+        """[rows, L, layers, P] on models with per-layer embeddings, else None."""
+        body = self.body
+        if not self.config.hidden_size_per_layer_input:
+            return None
+        shape = (self.config.num_layers, self.config.hidden_size_per_layer_input)
+        looked_up = body.embed_tokens_per_layer(tokens).astype(self.dtype)
+        looked_up = mx.unflatten(looked_up * body.embed_tokens_per_layer_scale, -1, shape)
+        projected = body.per_layer_model_projection(embedded) * body.per_layer_projection_scale
+        projected = body.per_layer_projection_norm(mx.unflatten(projected, -1, shape))
+        return (projected + looked_up) * body.per_layer_input_scale
+
+
+def _last(per_layer: mx.array | None) -> mx.array | None:
+    return None if per_layer is None else per_layer[:, -1:]
