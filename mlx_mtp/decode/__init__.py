@@ -1,0 +1,1 @@
+"""Token ids only: acceptance, rounds and the engine. Knows no text."""

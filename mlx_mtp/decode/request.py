@@ -1,0 +1,117 @@
+"""One request on its way through the engine. Owns: its stop rules, its counters and its clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from mlx_mtp.decode.sampling import RowSampling
+from mlx_mtp.types import MAX_DEPTH, FinishReason, RequestStats
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the engine is asked to do; all defaults resolved.
+
+    Attributes:
+        token_ids: the prompt.
+        max_tokens: most tokens to produce, at least 1.
+        sampling: its own parameters and seed.
+        stop_ids: ids that end it.
+        watch: called with every produced id in order; True ends it (stop strings live there).
+    """
+
+    token_ids: tuple[int, ...]
+    max_tokens: int
+    sampling: RowSampling = field(default_factory=RowSampling)
+    stop_ids: frozenset[int] = frozenset()
+    watch: Callable[[int], bool] | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a step brought to one request.
+
+    Attributes:
+        job_id: as `Engine.add` returned it.
+        token_ids: new ids; the last one completed the stop where finish_reason is "stop".
+        finish_reason, stats: set when the request is over.
+    """
+
+    job_id: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stats: RequestStats | None = None
+
+
+@dataclass
+class Running:
+    """A request that has left the queue; the engine's own mutable record of it.
+
+    Attributes:
+        row: its row in the cache while it is in prefill.
+        prefilled: prompt tokens whose K/V are committed.
+        produced: tokens produced.
+    """
+
+    job_id: int
+    job: Job
+    row: int
+    prefilled: int = 0
+    produced: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    by_position: list[int] = field(default_factory=lambda: [0] * MAX_DEPTH)
+    admitted_at: float = field(default_factory=perf_counter)
+    prefill_seconds: float = 0.0
+    first_token_at: float | None = None
+    deepest: int = 0
+
+    @property
+    def committed(self) -> int:
+        """Tokens whose K/V are in the cache: all but the last produced."""
+        return self.prefilled + max(self.produced - 1, 0)
+
+    def accept(self, tokens: list[int]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Walk a block's tokens in order up to the first stop.
+
+        Returns:
+            The tokens that are part of the output, and why it is over if it is.
+        """
+        if self.first_token_at is None:
+            self.first_token_at = perf_counter()
+        for used, token in enumerate(tokens, start=1):
+            self.produced += 1
+            watched = self.job.watch is not None and self.job.watch(token)
+            if watched or token in self.job.stop_ids:
+                return tuple(tokens[:used]), "stop"
+            if self.produced >= self.job.max_tokens:
+                return tuple(tokens[:used]), "length"
+        return tuple(tokens), None
+
+    def count_round(self, depth: int, accepted: int) -> None:
+        """Count a round of which `accepted` drafts are part of the output."""
+        self.rounds += 1
+        self.drafted += depth
+        self.accepted += accepted
+        self.deepest = max(self.deepest, depth)
+        for position in range(accepted):
+            self.by_position[position] += 1
+
+    def stats(self) -> RequestStats:
+        """Its counters so far."""
+        now = perf_counter()
+        first = now if self.first_token_at is None else self.first_token_at
+        return RequestStats(
+            prompt_tokens=len(self.job.token_ids),
+            tokens=self.produced,
+            rounds=self.rounds,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            accepted_by_position=tuple(self.by_position[: self.deepest]),
+            first_token_seconds=first - self.admitted_at,
+            prefill_seconds=self.prefill_seconds,
+            decode_seconds=now - first,
+        )
