@@ -1,0 +1,139 @@
+"""One request as text. Owns: its resolved parameters, its job for the engine, its text."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from mlx_mtp.decode.request import Job, Progress
+from mlx_mtp.decode.sampling import RowSampling
+from mlx_mtp.errors import MlxMtpError
+from mlx_mtp.generation_config import GenerationDefaults
+from mlx_mtp.tokenizer import TextStream, Tokenizer
+from mlx_mtp.types import Chunk, Message, Request, RequestStats, Result, SamplingParams
+
+_T = TypeVar("_T")
+
+
+class Answer:
+    """One request being answered.
+
+    Args:
+        request: what to answer.
+        params: sampling parameters; the request's own win over them, both over the model's.
+        defaults: the model's.
+        context: tokens that prompt and answer may have together.
+        tokenizer: called only where text is needed.
+        thinking: let the model think first.
+
+    Attributes:
+        job: for the engine.
+        seed: the request's, drawn here where none is given.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        params: SamplingParams | None,
+        defaults: GenerationDefaults,
+        context: int,
+        tokenizer: Callable[[], Tokenizer],
+        thinking: bool = False,
+    ) -> None:
+        self.request = request
+        resolved = _merged(request.params, params)
+        self.seed = secrets.randbelow(2**32) if resolved.seed is None else resolved.seed
+        self._text = ""
+        self._thinking = ""
+        self._token_ids: list[int] = []
+        self._last: Progress | None = None
+        self._stream: TextStream | None = None
+        self._pending = ("", "")
+        ids = request.token_ids
+        if ids is None:
+            ids = tokenizer().encode_chat(_messages(request), thinking=thinking)
+            self._stream = TextStream(tokenizer(), resolved.stop)
+        elif resolved.stop:
+            self._stream = TextStream(tokenizer(), resolved.stop)
+        room = context - len(ids)
+        own_stops = () if resolved.ignore_eos else defaults.eos_token_ids
+        self.job = Job(
+            token_ids=tuple(ids),
+            max_tokens=max(1, min(room, resolved.max_tokens or room)),
+            sampling=RowSampling(
+                temperature=_first(resolved.temperature, defaults.temperature),
+                top_k=_first(resolved.top_k, defaults.top_k),
+                top_p=_first(resolved.top_p, defaults.top_p),
+                min_p=_first(resolved.min_p, defaults.min_p),
+                seed=self.seed,
+            ),
+            stop_ids=frozenset((*own_stops, *resolved.stop_token_ids)),
+            watch=None if self._stream is None else self._watch,
+        )
+
+    def _watch(self, token: int) -> bool:
+        assert self._stream is not None
+        delta = self._stream.add(token)
+        text, thinking = self._pending
+        self._pending = (text + delta.text, thinking + delta.thinking)
+        return delta.stopped
+
+    def advance(self, progress: Progress) -> Chunk:
+        """Take in what a step brought; the chunk to stream."""
+        self._last = progress
+        self._token_ids += progress.token_ids
+        text, thinking = self._pending
+        self._pending = ("", "")
+        if progress.finish_reason is not None and self._stream is not None:
+            rest = self._stream.finish()
+            text, thinking = text + rest.text, thinking + rest.thinking
+        self._text += text
+        self._thinking += thinking
+        return Chunk(text, progress.token_ids, thinking, progress.finish_reason, progress.stats)
+
+    def result(self) -> Result:
+        """The finished answer."""
+        last = self._last
+        assert last is not None
+        assert last.finish_reason is not None
+        assert last.stats is not None
+        return Result(
+            text=self._text,
+            token_ids=self._token_ids,
+            finish_reason=last.finish_reason,
+            seed=self.seed,
+            stats=last.stats,
+            thinking=self._thinking,
+            id=self.request.id,
+        )
+
+
+def failed(request: Request, error: MlxMtpError) -> Result:
+    """The result of a request that could not be started."""
+    stats = RequestStats()
+    return Result("", [], "error", 0, stats, error=str(error), id=request.id)
+
+
+def _messages(request: Request) -> list[Message]:
+    if request.messages is not None:
+        return request.messages
+    return [{"role": "user", "content": request.prompt}]
+
+
+def _merged(own: SamplingParams | None, call: SamplingParams | None) -> SamplingParams:
+    """A request's own parameters over those of the call, field by field."""
+    own, call = own or SamplingParams(), call or SamplingParams()
+    return replace(
+        call,
+        **{
+            name: value
+            for name, value in vars(own).items()
+            if value is not None and value != () and value is not False
+        },
+    )
+
+
+def _first(value: _T | None, default: _T) -> _T:
+    return default if value is None else value

@@ -1,0 +1,289 @@
+"""The Python API. Owns: loading a pair, text in and text out, defaults, results in input order.
+
+Everything below works on token ids; everything a user or a command needs is here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import mlx.core as mx
+
+from mlx_mtp.answer import Answer, failed
+from mlx_mtp.decode.engine import Engine
+from mlx_mtp.errors import UsageError
+from mlx_mtp.files import read_json, read_optional_json
+from mlx_mtp.generation_config import GenerationDefaults
+from mlx_mtp.hub import find_drafter, resolve
+from mlx_mtp.model.drafter import Drafter, DraftPosition
+from mlx_mtp.model.load import load_drafter, load_target
+from mlx_mtp.model.target import Target
+from mlx_mtp.pair import DrafterConfig, TargetConfig, check_pair
+from mlx_mtp.tokenizer import Tokenizer
+from mlx_mtp.types import (
+    MAX_DEPTH,
+    MAX_ROWS,
+    Chunk,
+    Message,
+    Request,
+    Result,
+    RunStats,
+    SamplingParams,
+)
+
+log = logging.getLogger("mlx_mtp")
+
+DEFAULT_DEPTH = 4
+"""Tokens drafted per round where the assistant's generation_config proposes nothing."""
+
+Depth = int | Literal["auto"]
+Prompt = str | list[Message] | Request
+
+
+def load(
+    name: str | Path,
+    drafter: str | Path | None = "auto",
+    dtype: str | None = None,
+    *,
+    draft_position: DraftPosition = "bonus",
+) -> LLM:
+    """Load a target and its drafter.
+
+    Args:
+        name: a folder, a hub id or "pocket"; Hugging Face layout or an MLX conversion.
+        drafter: "auto" looks for the target's own (and decodes plainly where there is none),
+            None decodes plainly, a folder or hub id must be a drafter of this target.
+        dtype: of the activations ("float32", "bfloat16", "float16"); None: as stored.
+        draft_position: see model.drafter.Drafter.
+
+    Raises:
+        ModelNotFoundError: not found, gated, incomplete or damaged.
+        IncompatibleError: not a Gemma 4 target, or a drafter of another target.
+    """
+    files = resolve(str(name))
+    raw = read_json(files.path / "config.json")
+    config = TargetConfig.from_dict(raw, files.name)
+    warnings: list[str] = []
+    drafter_path, drafter_name = _choose_drafter(files.name, files.path, drafter)
+    drafter_config = None
+    if drafter_path is not None:
+        label = drafter_name or drafter_path.name
+        drafter_config = DrafterConfig.from_dict(read_json(drafter_path / "config.json"), label)
+        warnings += check_pair(config, drafter_config, files.name, label)
+    elif drafter == "auto":
+        warnings.append(f"No drafter was found for {files.name}; it decodes plainly.")
+    _wire_memory()
+    target = Target(load_target(files.path, config, dtype), config)
+    defaults = GenerationDefaults.from_dict(
+        read_optional_json(files.path / "generation_config.json"), raw
+    )
+    llm = LLM(target, files.path, files.name, defaults)
+    llm.warnings += warnings
+    if drafter_path is not None and drafter_config is not None:
+        llm.drafter = Drafter(
+            load_drafter(drafter_path, drafter_config, target.dtype),
+            drafter_config,
+            draft_position,
+        )
+        llm.drafter_name = drafter_name
+        own = GenerationDefaults.from_dict(
+            read_optional_json(drafter_path / "generation_config.json")
+        )
+        llm.default_depth = min(own.num_assistant_tokens or DEFAULT_DEPTH, MAX_DEPTH)
+    return llm
+
+
+def _choose_drafter(
+    name: str, path: Path, drafter: str | Path | None
+) -> tuple[Path | None, str | None]:
+    """The drafter's folder and what to call it."""
+    if drafter is None:
+        return None, None
+    if drafter == "auto":
+        found = find_drafter(name, path)
+        return found, None if found is None else _short_name(found)
+    files = resolve(str(drafter))
+    return files.path, files.name
+
+
+def _short_name(path: Path) -> str:
+    """A hub snapshot's repository, else the folder's last two parts."""
+    if path.parent.name == "snapshots":
+        return path.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+    return "/".join(path.parts[-2:])
+
+
+def _wire_memory() -> None:
+    """Keep the weights resident on macOS; a no-op elsewhere."""
+    if mx.metal.is_available():
+        limit = mx.device_info().get("max_recommended_working_set_size")
+        if limit is not None:
+            mx.set_wired_limit(int(limit))
+
+
+class LLM:
+    """A loaded target and its drafter; made by `load`.
+
+    Attributes:
+        model_name, drafter_name: as they were found; drafter_name is None without a drafter.
+        defaults: what the model's generation_config asks for.
+        default_depth: tokens drafted per round at draft_depth "auto".
+        warnings: what the user should know about this pair, one sentence each.
+        run_stats: counts since load or `reset_run_stats`.
+    """
+
+    def __init__(
+        self, target: Target, path: Path, model_name: str, defaults: GenerationDefaults
+    ) -> None:
+        self.target = target
+        self.drafter: Drafter | None = None
+        self.model_name = model_name
+        self.drafter_name: str | None = None
+        self.defaults = defaults
+        self.default_depth = DEFAULT_DEPTH
+        self.warnings: list[str] = []
+        self.run_stats = RunStats()
+        self._path = path
+        self._tokenizer: Tokenizer | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, loaded at first use. Raises ModelNotFoundError without one."""
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer.load(self._path, self.defaults.eos_token_ids)
+        return self._tokenizer
+
+    def reset_run_stats(self) -> None:
+        """Start counting anew."""
+        self.run_stats = RunStats()
+        mx.reset_peak_memory()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        draft_depth: Depth = "auto",
+        thinking: bool = False,
+    ) -> Iterator[Chunk]:
+        """Answer one prompt as it is produced; closing the iterator stops it.
+
+        Args:
+            prompt: one user message, a conversation, or a Request.
+            params: sampling parameters; a Request's own win.
+            draft_depth: tokens drafted per round, 0..MAX_DEPTH; it never changes the text.
+            thinking: let the model think first, where its template knows how to.
+
+        Yields:
+            Chunks, one per round; the last one carries finish_reason and stats.
+
+        Raises:
+            UsageError: the prompt or a parameter cannot be served.
+        """
+        request = _request(prompt)
+        answer = self._answer(request, params, thinking)
+        engine = self._engine(draft_depth, rows=1)
+        engine.add(answer.job)
+        return self._run_stream(engine, answer)
+
+    def _run_stream(self, engine: Engine, answer: Answer) -> Iterator[Chunk]:
+        while engine.has_work:
+            for progress in engine.step():
+                yield answer.advance(progress)
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        batch_size: int = MAX_ROWS,
+        draft_depth: Depth = "auto",
+        thinking: bool = False,
+    ) -> list[Result]:
+        """Answer many prompts, up to batch_size of them decoding together.
+
+        A request that cannot be served ends with finish_reason "error"; the others go on.
+
+        Args:
+            prompts: user messages, conversations or Requests in any mix.
+            params: sampling parameters; a Request's own win.
+            batch_size: 1..MAX_ROWS.
+            draft_depth: as in `stream`.
+            thinking: as in `stream`.
+
+        Returns:
+            Results in input order.
+
+        Raises:
+            UsageError: a parameter of the call itself.
+        """
+        requests = [_request(prompt) for prompt in prompts]
+        rows = max(1, min(batch_size, len(requests))) if batch_size > 0 else batch_size
+        engine = self._engine(draft_depth, rows=rows)
+        results: list[Result | None] = [None] * len(requests)
+        answers: dict[int, tuple[int, Answer]] = {}
+        for index, request in enumerate(requests):
+            try:
+                answer = self._answer(request, params, thinking)
+                answers[engine.add(answer.job)] = (index, answer)
+            except UsageError as error:
+                results[index] = failed(request, error)
+        while engine.has_work:
+            for progress in engine.step():
+                index, answer = answers[progress.job_id]
+                answer.advance(progress)
+                if progress.finish_reason is not None:
+                    results[index] = answer.result()
+        return [result for result in results if result is not None]
+
+    def generate_ids(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams | None = None,
+        *,
+        batch_size: int = MAX_ROWS,
+        draft_depth: Depth = "auto",
+    ) -> list[Result]:
+        """As `generate`, from token ids to token ids; needs no tokenizer, leaves text empty.
+
+        Raises:
+            UsageError: a parameter of the call itself, or stop strings, which need text.
+        """
+        if params is not None and params.stop:
+            raise UsageError("Stop strings need text.", "Use stop_token_ids, or `generate`.")
+        requests: list[Prompt] = [Request(token_ids=list(ids), params=None) for ids in prompts]
+        return self.generate(requests, params, batch_size=batch_size, draft_depth=draft_depth)
+
+    def _answer(self, request: Request, params: SamplingParams | None, thinking: bool) -> Answer:
+        context = self.target.config.max_position_embeddings
+        return Answer(request, params, self.defaults, context, lambda: self.tokenizer, thinking)
+
+    def _engine(self, draft_depth: Depth, rows: int) -> Engine:
+        depth = self.default_depth if draft_depth == "auto" else draft_depth
+        if isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth <= MAX_DEPTH:
+            raise UsageError(
+                f"draft_depth is {draft_depth!r}.",
+                f'Give "auto" or a whole number from 0 to {MAX_DEPTH}.',
+            )
+        if self.drafter is None and draft_depth not in ("auto", 0):
+            raise UsageError(
+                f"draft_depth is {draft_depth}, but no drafter is loaded.",
+                "Load one, or leave draft_depth out.",
+            )
+        return Engine(
+            self.target,
+            self.drafter,
+            lambda _: depth,
+            rows=rows,
+            suppress=self.defaults.suppress_tokens,
+            stats=self.run_stats,
+        )
+
+
+def _request(prompt: Prompt) -> Request:
+    if isinstance(prompt, Request):
+        return prompt
+    return Request(prompt=prompt) if isinstance(prompt, str) else Request(messages=prompt)

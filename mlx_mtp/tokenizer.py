@@ -1,0 +1,307 @@
+"""Text to token ids and back. Owns: the chat template, the streaming detokenizer, the split of
+thinking from the answer, and stop strings. Knows nothing of arrays, requests or models.
+
+The tokenizer and the detokenizers are mlx-lm's; what is ours is what happens around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlx_lm.tokenizer_utils import (
+    BPEStreamingDetokenizer,
+    SPMStreamingDetokenizer,
+    StreamingDetokenizer,
+    TokenizerWrapper,
+)
+from mlx_lm.tokenizer_utils import load as load_tokenizer
+
+from mlx_mtp.errors import ModelNotFoundError, UsageError
+from mlx_mtp.types import Message
+
+ROLES = ("system", "developer", "user", "assistant", "model", "tool")
+CHANNEL_START, CHANNEL_END = "<|channel>", "<channel|>"
+TOOL_MARKERS = ("<|tool_call>", "<tool_call|>", '<|"|>')
+"""Special tokens that stay in the text: without them a caller could not parse a tool call."""
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+
+
+class TextDelta(NamedTuple):
+    """What a stream grew by.
+
+    Attributes:
+        text: new text of the answer.
+        thinking: new text of the thinking channel.
+        stopped: a stop string was found; the answer ends before it and nothing follows.
+    """
+
+    text: str = ""
+    thinking: str = ""
+    stopped: bool = False
+
+
+class Tokenizer:
+    """A model's tokenizer and chat template. Immutable; streams keep their own state.
+
+    Attributes:
+        vocab_size: ids of the tokenizer; the model's own vocabulary may be padded beyond it.
+        eos_token_ids: the ids given to `load` and the tokenizer's own.
+        channel_start, channel_end: ids that open and close the thinking channel, or None.
+    """
+
+    def __init__(self, wrapper: TokenizerWrapper) -> None:
+        self._wrapper: Any = wrapper
+        self.vocab_size = len(wrapper)
+        self.eos_token_ids = frozenset(self._wrapper.eos_token_ids)
+        vocab: dict[str, int] = self._wrapper.get_vocab()
+        self.channel_start = vocab.get(CHANNEL_START)
+        self.channel_end = vocab.get(CHANNEL_END)
+        added = self._wrapper.added_tokens_decoder
+        special = set(self._wrapper.all_special_ids)
+        special.update(token_id for token_id, token in added.items() if token.special)
+        special.update({self.channel_start, self.channel_end} - {None})
+        self._hidden = frozenset(special.difference(vocab.get(text) for text in TOOL_MARKERS))
+        self._held_space = vocab.get("Ġ")
+
+    @classmethod
+    def load(cls, path: str | Path, eos_token_ids: Sequence[int] | None = None) -> Tokenizer:
+        """Load from a model folder; never from the network.
+
+        Raises:
+            ModelNotFoundError: the folder has no tokenizer, or it cannot be read.
+        """
+        folder = Path(path)
+        if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+            raise ModelNotFoundError(
+                f"There is no tokenizer in {folder}.",
+                "Take tokenizer.json and tokenizer_config.json from the original checkpoint.",
+            )
+        try:
+            ids = None if eos_token_ids is None else list(eos_token_ids)
+            return cls(load_tokenizer(folder, eos_token_ids=ids))
+        except Exception as error:  # transformers and tokenizers raise all kinds, bare ones too
+            raise ModelNotFoundError(
+                f"The tokenizer in {folder} cannot be read: {_first_line(error)}.",
+                "Take the tokenizer files from the original checkpoint.",
+            ) from error
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text alone: no BOS is added. Raises UsageError if it is not Unicode."""
+        try:
+            return list(self._wrapper.encode(text, add_special_tokens=False))
+        except (TypeError, UnicodeEncodeError) as error:
+            raise UsageError(
+                "The text has characters that are not valid Unicode.", "Give UTF-8 text."
+            ) from error
+
+    def encode_chat(self, messages: Sequence[Message], *, thinking: bool = False) -> list[int]:
+        """The ids of a conversation up to where the model answers.
+
+        Raises:
+            UsageError: there is no chat template, or the conversation does not fit it.
+        """
+        if not self._wrapper.has_chat_template:
+            raise UsageError(
+                "This model has no chat template.",
+                "Use the instruction-tuned model (its name ends in -it), or give token ids.",
+            )
+        checked = _checked_messages(messages)
+        try:
+            text = self._wrapper.apply_chat_template(
+                checked, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+            )
+        except Exception as error:  # a template is a program of the checkpoint's author
+            raise UsageError(
+                f"The model's chat template refuses this conversation: {_first_line(error)}.",
+                "Check the roles, their order and the contents.",
+            ) from error
+        # The template writes <bos> itself, so `encode` must not add another.
+        return self.encode(text)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids as a stream without stop strings shows it, channels not split off."""
+        shown = [token_id for token_id in ids if self.is_visible(token_id)]
+        text: str = self._wrapper.decode(shown, clean_up_tokenization_spaces=False)
+        return text
+
+    def is_visible(self, token_id: int) -> bool:
+        """Whether an id has text: it is not special and not past the tokenizer's vocabulary."""
+        return 0 <= token_id < self.vocab_size and token_id not in self._hidden
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh detokenizer; it shares the token table of the others."""
+        return Detokenizer(self._wrapper.detokenizer, self._held_space)
+
+
+class Detokenizer:
+    """mlx-lm's streaming detokenizer as "id in, new text out", without what would lose or delay
+    text and without its growing text buffer.
+
+    In mlx-lm 0.32 the byte-level class drops one leading space of a text and holds back a token
+    that is a single space until the next one comes; both are there to mimic a clean-up that
+    Gemma's decoders do not do. It also shows NUL bytes as U+0100, which we leave.
+    """
+
+    def __init__(self, inner: StreamingDetokenizer, space_id: int | None) -> None:
+        self._inner: Any = inner  # mlx-lm says py.typed, but its methods have no annotations
+        self._is_byte_level = isinstance(inner, BPEStreamingDetokenizer)
+        # These two classes give out all they hold or nothing, so what was given out can go.
+        self._can_forget = isinstance(inner, BPEStreamingDetokenizer | SPMStreamingDetokenizer)
+        self._space_id = space_id if self._is_byte_level else None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._inner.reset()
+        if self._is_byte_level:
+            # A leading space is dropped while `text` is empty: let it not be empty.
+            self._inner.text = "\n"
+            self._inner.offset = 1
+
+    def add(self, token_id: int) -> str:
+        """New complete text. The id must be in the vocabulary."""
+        self._inner.add_token(token_id)
+        if token_id == self._space_id:
+            self._inner.finalize()  # a space ends any character, so nothing is cut in two
+        return self._take()
+
+    def flush(self) -> str:
+        """The rest, an incomplete character as U+FFFD; begins a new text."""
+        self._inner.finalize()
+        rest = self._take()
+        self._begin()
+        return rest
+
+    def _take(self) -> str:
+        new: str = self._inner.last_segment
+        if new and self._can_forget:
+            # mlx-lm copies the whole text at each token; the last character is enough for it to
+            # know that the text has begun.
+            self._inner.tokens.clear()
+            self._inner.text = new[-1]
+            self._inner.offset = 1
+        return new
+
+
+class TextStream:
+    """The text of one request, token by token.
+
+    Args:
+        tokenizer: the model's.
+        stop: strings that end the answer. The first one to be complete wins, among those that end
+            together the one that begins first. They are not looked for in the thinking.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizer = tokenizer.detokenizer()
+        self._stop = tuple(stop)
+        self._held = ""
+        self._in_channel = False
+        self._in_channel_name = False
+        self._stopped = False
+
+    def add(self, token_id: int) -> TextDelta:
+        """What one more id adds. After a stop nothing is added any more."""
+        if self._stopped:
+            return TextDelta(stopped=True)
+        if token_id == self._tokenizer.channel_start:
+            return self._switch_channel(True)
+        if token_id == self._tokenizer.channel_end and self._in_channel:
+            return self._switch_channel(False)
+        if not self._tokenizer.is_visible(token_id):
+            return TextDelta()
+        return self._route(self._detokenizer.add(token_id))
+
+    def finish(self) -> TextDelta:
+        """What was held back: the beginning of a stop string, an incomplete character."""
+        if self._stopped:
+            return TextDelta(stopped=True)
+        delta = self._route(self._detokenizer.flush())
+        if delta.stopped:
+            return delta
+        held, self._held = self._held, ""
+        return TextDelta(delta.text + held, delta.thinking)
+
+    def _switch_channel(self, into: bool) -> TextDelta:
+        delta = self._route(self._detokenizer.flush())
+        self._in_channel = self._in_channel_name = into
+        return delta
+
+    def _route(self, new: str) -> TextDelta:
+        if not new:
+            return TextDelta()
+        if not self._in_channel:
+            return self._answer(new)
+        if self._in_channel_name:
+            _, newline, new = new.partition("\n")
+            self._in_channel_name = not newline
+        return TextDelta(thinking=new)
+
+    def _answer(self, new: str) -> TextDelta:
+        text = self._held + new
+        found = [
+            (start + len(stop), start) for stop in self._stop if (start := text.find(stop)) >= 0
+        ]
+        if found:
+            self._stopped, self._held = True, ""
+            return TextDelta(text[: min(found)[1]], stopped=True)
+        keep = self._stop_begun(text)
+        self._held = text[len(text) - keep :]
+        return TextDelta(text[: len(text) - keep])
+
+    def _stop_begun(self, text: str) -> int:
+        """Length of the longest end of `text` that is the beginning of a stop string."""
+        longest = min(len(text), max(map(len, self._stop), default=1) - 1)
+        for length in range(longest, 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._stop):
+                return length
+        return 0
+
+
+def _checked_messages(messages: Sequence[Message]) -> list[Message]:
+    """Messages with plain text contents. Raises UsageError that names the first bad one."""
+    if not messages:
+        raise UsageError("The conversation is empty.", "Give at least one message.")
+    return [_checked_message(message, n) for n, message in enumerate(messages, start=1)]
+
+
+def _checked_message(message: Message, n: int) -> Message:
+    if not isinstance(message, dict):
+        raise UsageError(
+            f"Message {n} is not a mapping.", 'Give messages as {"role": ..., "content": ...}.'
+        )
+    role = message.get("role")
+    if role is None:
+        raise UsageError(f"Message {n} has no role.", f"Known: {', '.join(ROLES)}.")
+    if role not in ROLES:
+        near = get_close_matches(str(role), ROLES, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(ROLES)}."
+        raise UsageError(f"Message {n} has the unknown role {role!r}.", hint)
+    content = message.get("content")
+    if isinstance(content, str) or (content is None and message.get("tool_calls")):
+        return message
+    if content is None:
+        raise UsageError(f"Message {n} has no content.", "Give its text as content.")
+    if not isinstance(content, list) or not content:
+        raise UsageError(f"The content of message {n} is not text.", "Give a string.")
+    # Some templates read the first part only, so all of them get one string.
+    return {**message, "content": "".join(_part_text(part, n) for part in content)}
+
+
+def _part_text(part: Any, n: int) -> str:
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    raise UsageError(
+        f"Message {n} has a part of type {kind!r}, and only text can be read.",
+        "Leave images, audio and video out.",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rstrip(".")
