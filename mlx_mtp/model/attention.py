@@ -34,7 +34,38 @@ def use_fused(head_dim: int, length: int, group: int) -> bool:
     )
 
 
-def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) -> mx.array:
+class SlotMask:
+    """Which slots each query may see, in the shapes that attention wants; made once per forward.
+
+    Args:
+        visible: bool [rows, L, S]; every query must see at least one slot.
+
+    Attributes:
+        folded: bool [rows, 1, 1, L, S], for the folded form.
+    """
+
+    def __init__(self, visible: mx.array) -> None:
+        self._visible = visible
+        self.folded = visible[:, None, None]
+        self._wide: mx.array | None = None
+
+    def wide(self, heads: int) -> mx.array:
+        """bool [rows, heads, L, S], contiguous: MLX's kernel would copy any other at each layer.
+
+        A model has one number of query heads, so one array serves all layers.
+        """
+        rows, length, slots = self._visible.shape
+        if self._wide is None or self._wide.shape[1] != heads:
+            shape = (rows, heads, length, slots)
+            self._wide = mx.contiguous(mx.broadcast_to(self._visible[:, None], shape))
+        return self._wide
+
+    def last(self) -> SlotMask:
+        """The mask of each row's last query."""
+        return SlotMask(self._visible[:, -1:])
+
+
+def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: SlotMask) -> mx.array:
     """Masked attention of ragged rows over the same slots, query heads grouped by KV head.
 
     The folded form multiplies all query heads of a KV head at once, so K and V are streamed once
@@ -43,7 +74,7 @@ def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) 
     Args:
         queries: [rows, heads, L, head_dim], normed and roped.
         keys, values: [rows, kv_heads, S, head_dim]; may be slices of a larger buffer.
-        mask: bool [rows, 1, 1, L, S]; every query must see at least one slot.
+        mask: of these rows, L and S.
 
     Returns:
         [rows, L, heads * head_dim]
@@ -52,13 +83,14 @@ def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) 
     kv_heads, slots = keys.shape[1], keys.shape[2]
     group = heads // kv_heads
     if use_fused(head_dim, length, group):
-        wide = mx.broadcast_to(mask[:, :, 0], (rows, heads, length, slots))
-        out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=wide)
+        out = mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=1.0, mask=mask.wide(heads)
+        )
     else:
         folded = queries.reshape(rows, kv_heads, group * length, head_dim)
         scores = (folded @ keys.swapaxes(-1, -2)).reshape(rows, kv_heads, group, length, slots)
         lowest = mx.array(mx.finfo(scores.dtype).min, scores.dtype)
-        weights = mx.softmax(mx.where(mask, scores, lowest), axis=-1, precise=True)
+        weights = mx.softmax(mx.where(mask.folded, scores, lowest), axis=-1, precise=True)
         folded = weights.reshape(rows, kv_heads, group * length, slots) @ values
         out = folded.reshape(rows, heads, length, head_dim)
     return out.transpose(0, 2, 1, 3).reshape(rows, length, heads * head_dim)

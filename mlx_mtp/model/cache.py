@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlx_mtp.config_json import FULL, SLIDING
+from mlx_mtp.model.attention import SlotMask
 from mlx_mtp.pair import TargetConfig
 from mlx_mtp.types import MAX_DEPTH
 
@@ -51,7 +52,7 @@ class Span:
         starts: int32 [rows], the position of each row's first token, which is its committed length.
         length: L, tokens per row.
         slots: slots attended, by layer type.
-        masks: bool [rows, 1, 1, L, S] by layer type: may this query see this slot?
+        masks: which slots each query may see, by layer type.
         targets: int32 [rows, L], slots written, by layer type.
     """
 
@@ -59,7 +60,7 @@ class Span:
     starts: mx.array
     length: int
     slots: dict[str, int]
-    masks: dict[str, mx.array]
+    masks: dict[str, SlotMask]
     targets: dict[str, mx.array]
 
     @property
@@ -127,10 +128,10 @@ class SlotCache:
             SLIDING: (held >= 0) & (held <= query) & (held > query - self.window),
         }
         targets = {FULL: positions, SLIDING: positions % self.ring}
-        shaped = {kind: mask[:, None, None] for kind, mask in masks.items()}
-        return Span(first_row, starts, length, slots, shaped, targets)
+        ready = {kind: SlotMask(mask) for kind, mask in masks.items()}
+        return Span(first_row, starts, length, slots, ready, targets)
 
-    def drafter_masks(self, lengths: mx.array, slots: dict[str, int]) -> dict[str, mx.array]:
+    def drafter_masks(self, lengths: mx.array, slots: dict[str, int]) -> dict[str, SlotMask]:
         """What a drafter query may see: the committed prefix, on sliding layers its newest W + 1.
 
         (transformers' flipped bidirectional window; the target's own queries see W with theirs.)
@@ -140,7 +141,7 @@ class SlotCache:
             slots: slots attended, by layer type.
 
         Returns:
-            bool [rows, 1, 1, 1, S] by layer type.
+            Masks of one query per row, by layer type.
         """
         last = lengths[:, None] - 1
         held = self._held_positions(lengths - 1, slots[SLIDING])
@@ -148,7 +149,7 @@ class SlotCache:
             FULL: mx.arange(slots[FULL], dtype=mx.int32) <= last,
             SLIDING: (held >= 0) & (held >= last - self.window),
         }
-        return {kind: mask[:, None, None, None] for kind, mask in masks.items()}
+        return {kind: SlotMask(mask[:, None]) for kind, mask in masks.items()}
 
     def _held_positions(self, last: mx.array, slots: int) -> mx.array:
         """[rows, slots]: the newest position <= last of each ring slot; negative where none."""

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import gemma4_text
 
-from mlx_mtp.model.attention import attend
+from mlx_mtp.model.attention import SlotMask, attend
 from mlx_mtp.model.cache import SlotCache
 from mlx_mtp.model.layer import finish_layer, project_queries
 from mlx_mtp.pair import DrafterConfig
@@ -75,12 +75,12 @@ class DraftContext(NamedTuple):
     Attributes:
         offsets: int32 [rows], the position of every query.
         keys_values: by layer type, keys and values [rows, kv_heads, S, head_dim].
-        masks: by layer type, bool [rows, 1, 1, 1, S].
+        masks: by layer type, of one query per row.
     """
 
     offsets: mx.array
     keys_values: dict[str, tuple[mx.array, mx.array]]
-    masks: dict[str, mx.array]
+    masks: dict[str, SlotMask]
 
 
 class Drafter:

@@ -84,7 +84,7 @@ class Target:
                     return None
                 h, x, per_layer = h[:, -1:], x[:, -1:], _last(per_layer)
                 offsets = offsets + (span.length - 1)
-                masks = {kind: mask[..., -1:, :] for kind, mask in masks.items()}
+                masks = {kind: mask.last() for kind, mask in masks.items()}
             source = self.config.kv_source(index)
             queries = project_queries(layer.self_attn, x, offsets)
             keys, values = cache.read(source, span.first_row, span.rows, span.slots)

@@ -1,0 +1,66 @@
+"""What a command says besides its answer. Owns: stderr, and how loud it is.
+
+Answers go to stdout and nothing else does; notes, warnings, statistics and errors go to stderr,
+in plain text where that is no terminal or NO_COLOR is set.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console as RichConsole
+
+
+@dataclass
+class Console:
+    """Verbosity of one run, set by its flags.
+
+    Attributes:
+        verbose: show the package's own log.
+        quiet: show errors only.
+        debug: show everything logged, and the traceback of an error.
+    """
+
+    verbose: bool = False
+    quiet: bool = False
+    debug: bool = False
+
+    def note(self, text: str) -> None:
+        """One line that matters little."""
+        if not self.quiet:
+            self._stderr.print(text, style="dim")
+
+    def warn(self, text: str) -> None:
+        """One line that the user should act on or know."""
+        if not self.quiet:
+            self._stderr.print(f"warning: {text}", style="yellow")
+
+    def error(self, message: str, hint: str = "") -> None:
+        """What went wrong and what to do about it. With --debug, the traceback first."""
+        if self.debug and sys.exc_info()[0] is not None:
+            traceback.print_exc()
+        self._stderr.print(f"error: {message}", style="red")
+        if hint:
+            self._stderr.print(f"  {hint}")
+
+    def start_logging(self) -> None:
+        """Send the package's log to stderr as loud as the flags say."""
+        log = logging.getLogger("mlx_mtp")
+        level = logging.DEBUG if self.debug else logging.INFO if self.verbose else logging.ERROR
+        log.setLevel(level)
+        if not log.handlers:
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+            log.addHandler(handler)
+
+    @cached_property
+    def _stderr(self) -> RichConsole:
+        from rich.console import Console as RichConsole
+
+        return RichConsole(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
