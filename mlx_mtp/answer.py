@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
 from mlx_mtp.decode.request import Job, Progress
 from mlx_mtp.decode.sampling import RowSampling
-from mlx_mtp.errors import MlxMtpError
+from mlx_mtp.errors import MlxMtpError, UsageError
 from mlx_mtp.generation_config import GenerationDefaults
-from mlx_mtp.tokenizer import TextStream, Tokenizer
+from mlx_mtp.tokenizer import TextDelta, TextStream, Tokenizer
 from mlx_mtp.types import Chunk, Message, Request, RequestStats, Result, SamplingParams
 
 _T = TypeVar("_T")
@@ -25,12 +26,15 @@ class Answer:
         params: sampling parameters; the request's own win over them, both over the model's.
         defaults: the model's.
         context: tokens that prompt and answer may have together.
-        tokenizer: called only where text is needed.
+        tokenizer: the model's; None leaves the text empty and takes token ids only.
         thinking: let the model think first.
 
     Attributes:
         job: for the engine.
         seed: the request's, drawn here where none is given.
+
+    Raises:
+        UsageError: a conversation that does not fit the template, or text without a tokenizer.
     """
 
     def __init__(
@@ -39,7 +43,7 @@ class Answer:
         params: SamplingParams | None,
         defaults: GenerationDefaults,
         context: int,
-        tokenizer: Callable[[], Tokenizer],
+        tokenizer: Callable[[], Tokenizer] | None,
         thinking: bool = False,
     ) -> None:
         self.request = request
@@ -50,13 +54,14 @@ class Answer:
         self._token_ids: list[int] = []
         self._last: Progress | None = None
         self._stream: TextStream | None = None
-        self._pending = ("", "")
+        self._pending: deque[TextDelta] = deque()
         ids = request.token_ids
-        if ids is None:
-            ids = tokenizer().encode_chat(_messages(request), thinking=thinking)
+        if tokenizer is not None:
+            if ids is None:
+                ids = tokenizer().encode_chat(_messages(request), thinking=thinking)
             self._stream = TextStream(tokenizer(), resolved.stop)
-        elif resolved.stop:
-            self._stream = TextStream(tokenizer(), resolved.stop)
+        elif ids is None or resolved.stop:
+            raise UsageError("Prompts and stop strings need text.", "Use `generate`.")
         room = context - len(ids)
         own_stops = () if resolved.ignore_eos else defaults.eos_token_ids
         self.job = Job(
@@ -76,22 +81,35 @@ class Answer:
     def _watch(self, token: int) -> bool:
         assert self._stream is not None
         delta = self._stream.add(token)
-        text, thinking = self._pending
-        self._pending = (text + delta.text, thinking + delta.thinking)
+        self._pending.append(delta)
         return delta.stopped
 
-    def advance(self, progress: Progress) -> Chunk:
-        """Take in what a step brought; the chunk to stream."""
+    def advance(self, progress: Progress) -> list[Chunk]:
+        """Take in what a step brought; the chunks to stream, one per token.
+
+        The last chunk of a finished answer also carries what was held back.
+        """
         self._last = progress
+        chunks = []
+        for token in progress.token_ids:
+            delta = self._pending.popleft() if self._pending else TextDelta()
+            chunks.append(Chunk(delta.text, (token,), delta.thinking))
+        if progress.finish_reason is not None:
+            rest = TextDelta() if self._stream is None else self._stream.finish()
+            last = chunks.pop() if chunks else Chunk()
+            chunks.append(
+                replace(
+                    last,
+                    text=last.text + rest.text,
+                    thinking=last.thinking + rest.thinking,
+                    finish_reason=progress.finish_reason,
+                    stats=progress.stats,
+                )
+            )
         self._token_ids += progress.token_ids
-        text, thinking = self._pending
-        self._pending = ("", "")
-        if progress.finish_reason is not None and self._stream is not None:
-            rest = self._stream.finish()
-            text, thinking = text + rest.text, thinking + rest.thinking
-        self._text += text
-        self._thinking += thinking
-        return Chunk(text, progress.token_ids, thinking, progress.finish_reason, progress.stats)
+        self._text += "".join(chunk.text for chunk in chunks)
+        self._thinking += "".join(chunk.thinking for chunk in chunks)
+        return chunks
 
     def result(self) -> Result:
         """The finished answer."""

@@ -178,7 +178,7 @@ class LLM:
             thinking: let the model think first, where its template knows how to.
 
         Yields:
-            Chunks, one per round; the last one carries finish_reason and stats.
+            Chunks, one per token; the last one carries finish_reason and stats.
 
         Raises:
             UsageError: the prompt or a parameter cannot be served.
@@ -192,7 +192,7 @@ class LLM:
     def _run_stream(self, engine: Engine, answer: Answer) -> Iterator[Chunk]:
         while engine.has_work:
             for progress in engine.step():
-                yield answer.advance(progress)
+                yield from answer.advance(progress)
 
     def generate(
         self,
@@ -221,23 +221,8 @@ class LLM:
             UsageError: a parameter of the call itself.
         """
         requests = [_request(prompt) for prompt in prompts]
-        rows = max(1, min(batch_size, len(requests))) if batch_size > 0 else batch_size
-        engine = self._engine(draft_depth, rows=rows)
-        results: list[Result | None] = [None] * len(requests)
-        answers: dict[int, tuple[int, Answer]] = {}
-        for index, request in enumerate(requests):
-            try:
-                answer = self._answer(request, params, thinking)
-                answers[engine.add(answer.job)] = (index, answer)
-            except UsageError as error:
-                results[index] = failed(request, error)
-        while engine.has_work:
-            for progress in engine.step():
-                index, answer = answers[progress.job_id]
-                answer.advance(progress)
-                if progress.finish_reason is not None:
-                    results[index] = answer.result()
-        return [result for result in results if result is not None]
+        answers = [self._answer_or_error(request, params, thinking) for request in requests]
+        return self._run(requests, answers, batch_size, draft_depth)
 
     def generate_ids(
         self,
@@ -252,16 +237,63 @@ class LLM:
         Raises:
             UsageError: a parameter of the call itself, or stop strings, which need text.
         """
-        if params is not None and params.stop:
-            raise UsageError("Stop strings need text.", "Use stop_token_ids, or `generate`.")
-        requests: list[Prompt] = [Request(token_ids=list(ids), params=None) for ids in prompts]
-        return self.generate(requests, params, batch_size=batch_size, draft_depth=draft_depth)
+        requests = [Request(token_ids=list(ids)) for ids in prompts]
+        answers: list[Answer | UsageError] = [
+            Answer(request, params, self.defaults, self._context, None) for request in requests
+        ]
+        return self._run(requests, answers, batch_size, draft_depth)
+
+    def _run(
+        self,
+        requests: list[Request],
+        answers: list[Answer | UsageError],
+        batch_size: int,
+        draft_depth: Depth,
+    ) -> list[Result]:
+        """Run all answers to their end; results in input order."""
+        engine = self._engine(draft_depth, rows=batch_size, work=len(requests))
+        results: dict[int, Result] = {}
+        running: dict[int, int] = {}
+        for index, (request, answer) in enumerate(zip(requests, answers, strict=True)):
+            try:
+                if isinstance(answer, UsageError):
+                    raise answer
+                running[engine.add(answer.job)] = index
+            except UsageError as error:
+                results[index] = failed(request, error)
+        while engine.has_work:
+            for progress in engine.step():
+                index = running[progress.job_id]
+                answer = answers[index]
+                assert isinstance(answer, Answer)
+                answer.advance(progress)
+                if progress.finish_reason is not None:
+                    results[index] = answer.result()
+        return [results[index] for index in range(len(requests))]
+
+    @property
+    def _context(self) -> int:
+        return self.target.config.max_position_embeddings
 
     def _answer(self, request: Request, params: SamplingParams | None, thinking: bool) -> Answer:
-        context = self.target.config.max_position_embeddings
-        return Answer(request, params, self.defaults, context, lambda: self.tokenizer, thinking)
+        return Answer(
+            request, params, self.defaults, self._context, lambda: self.tokenizer, thinking
+        )
 
-    def _engine(self, draft_depth: Depth, rows: int) -> Engine:
+    def _answer_or_error(
+        self, request: Request, params: SamplingParams | None, thinking: bool
+    ) -> Answer | UsageError:
+        try:
+            return self._answer(request, params, thinking)
+        except UsageError as error:
+            return error
+
+    def _engine(self, draft_depth: Depth, rows: int, work: int = 1) -> Engine:
+        """An engine of at most `rows` rows, and no more than there is work for."""
+        if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= MAX_ROWS:
+            raise UsageError(
+                f"batch_size is {rows!r}.", f"Give a whole number from 1 to {MAX_ROWS}."
+            )
         depth = self.default_depth if draft_depth == "auto" else draft_depth
         if isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth <= MAX_DEPTH:
             raise UsageError(
@@ -277,7 +309,7 @@ class LLM:
             self.target,
             self.drafter,
             lambda _: depth,
-            rows=rows,
+            rows=max(1, min(rows, work)),
             suppress=self.defaults.suppress_tokens,
             stats=self.run_stats,
         )

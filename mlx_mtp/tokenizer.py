@@ -92,7 +92,8 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of a text alone: no BOS is added. Raises UsageError if it is not Unicode."""
         try:
-            return list(self._wrapper.encode(text, add_special_tokens=False))
+            # verbose=False: what is too long is the engine's to say, in its own words
+            return list(self._wrapper.encode(text, add_special_tokens=False, verbose=False))
         except (TypeError, UnicodeEncodeError) as error:
             raise UsageError(
                 "The text has characters that are not valid Unicode.", "Give UTF-8 text."

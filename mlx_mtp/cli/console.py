@@ -52,11 +52,12 @@ class Console:
     def start_logging(self) -> None:
         """Send the package's log to stderr as loud as the flags say."""
         log = logging.getLogger("mlx_mtp")
-        level = logging.DEBUG if self.debug else logging.INFO if self.verbose else logging.ERROR
+        level = logging.ERROR if self.quiet else logging.WARNING
+        level = logging.DEBUG if self.debug else logging.INFO if self.verbose else level
         log.setLevel(level)
         if not log.handlers:
             handler = logging.StreamHandler()
-            handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+            handler.setFormatter(_LowerCase("%(levelname)s: %(message)s"))
             log.addHandler(handler)
 
     @cached_property
@@ -64,3 +65,11 @@ class Console:
         from rich.console import Console as RichConsole
 
         return RichConsole(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+class _LowerCase(logging.Formatter):
+    """Log lines that look like the console's own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.levelname = record.levelname.lower()
+        return super().format(record)
