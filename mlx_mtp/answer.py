@@ -1,13 +1,15 @@
-"""One request as text. Owns: its resolved parameters, its job for the engine, its text."""
+"""Requests as text. Owns: their resolved parameters, jobs for the engine, texts and results."""
 
 from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import TypeVar
 
+from mlx_mtp.decode.engine import Engine
 from mlx_mtp.decode.request import Job, Progress
 from mlx_mtp.decode.sampling import RowSampling
 from mlx_mtp.errors import MlxMtpError, UsageError
@@ -16,6 +18,8 @@ from mlx_mtp.tokenizer import TextDelta, TextStream, Tokenizer
 from mlx_mtp.types import Chunk, Message, Request, RequestStats, Result, SamplingParams
 
 _T = TypeVar("_T")
+Prompt = str | list[Message] | Request
+"""What a user may ask: one user message, a conversation, or either with parameters of its own."""
 
 
 class Answer:
@@ -126,6 +130,47 @@ class Answer:
             thinking=self._thinking,
             id=self.request.id,
         )
+
+
+def answer_all(
+    engine: Engine,
+    requests: Iterator[tuple[int, Request]],
+    answering: Callable[[Request], Answer],
+) -> Iterator[tuple[int, Result]]:
+    """Answer numbered requests; number and result of each, in the order in which they finish.
+
+    Requests are taken as rows become free, a few ahead. One that cannot be served ends with
+    finish_reason "error"; the others go on.
+    """
+    running: dict[int, tuple[int, Answer]] = {}
+    while True:
+        for index, request in islice(requests, max(0, 2 * engine.rows - len(running))):
+            try:
+                answer = answering(request)
+                running[engine.add(answer.job)] = (index, answer)
+            except UsageError as error:
+                yield index, failed(request, error)
+        if not engine.has_work:
+            return
+        for progress in engine.step():
+            index, answer = running[progress.job_id]
+            answer.advance(progress)
+            if progress.finish_reason is not None:
+                del running[progress.job_id]
+                yield index, answer.result()
+
+
+def as_request(prompt: Prompt) -> Request:
+    """A prompt in any of its forms as a request."""
+    if isinstance(prompt, Request):
+        return prompt
+    return Request(prompt=prompt) if isinstance(prompt, str) else Request(messages=prompt)
+
+
+def numbered(index: int, prompt: Prompt) -> Request:
+    """The same with its number as its id where it has none."""
+    request = as_request(prompt)
+    return request if request.id is not None else replace(request, id=str(index))
 
 
 def failed(request: Request, error: MlxMtpError) -> Result:

@@ -6,13 +6,14 @@ Everything below works on token ids; everything a user or a command needs is her
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
 import mlx.core as mx
 
-from mlx_mtp.answer import Answer, failed
+from mlx_mtp.answer import Answer, Prompt, answer_all, as_request, numbered
 from mlx_mtp.decode.engine import Engine
 from mlx_mtp.errors import UsageError
 from mlx_mtp.files import read_json, read_optional_json
@@ -27,7 +28,6 @@ from mlx_mtp.types import (
     MAX_DEPTH,
     MAX_ROWS,
     Chunk,
-    Message,
     Request,
     Result,
     RunStats,
@@ -40,7 +40,6 @@ DEFAULT_DEPTH = 4
 """Tokens drafted per round where the assistant's generation_config proposes nothing."""
 
 Depth = int | Literal["auto"]
-Prompt = str | list[Message] | Request
 
 
 def load(
@@ -183,8 +182,8 @@ class LLM:
         Raises:
             UsageError: the prompt or a parameter cannot be served.
         """
-        request = _request(prompt)
-        answer = self._answer(request, params, thinking)
+        request = as_request(prompt)
+        answer = self._answering(params, thinking)(request)
         engine = self._engine(draft_depth, rows=1)
         engine.add(answer.job)
         return self._run_stream(engine, answer)
@@ -220,9 +219,31 @@ class LLM:
         Raises:
             UsageError: a parameter of the call itself.
         """
-        requests = [_request(prompt) for prompt in prompts]
-        answers = [self._answer_or_error(request, params, thinking) for request in requests]
-        return self._run(requests, answers, batch_size, draft_depth)
+        results = dict(
+            self._run(prompts, self._answering(params, thinking), batch_size, draft_depth)
+        )
+        return [results[index] for index in range(len(results))]
+
+    def as_completed(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        batch_size: int = MAX_ROWS,
+        draft_depth: Depth = "auto",
+        thinking: bool = False,
+    ) -> Iterator[Result]:
+        """As `generate`, but give each result when it is finished.
+
+        Prompts are taken from the iterable as rows become free, a few ahead, so that it may be
+        longer than memory. A request without an id gets its number, counted from 0.
+
+        Raises:
+            UsageError: a parameter of the call itself.
+        """
+        requests = (numbered(index, prompt) for index, prompt in enumerate(prompts))
+        running = self._run(requests, self._answering(params, thinking), batch_size, draft_depth)
+        return (result for _, result in running)
 
     def generate_ids(
         self,
@@ -237,56 +258,43 @@ class LLM:
         Raises:
             UsageError: a parameter of the call itself, or stop strings, which need text.
         """
+        if params is not None and params.stop:
+            raise UsageError("Stop strings need text.", "Use stop_token_ids, or `generate`.")
         requests = [Request(token_ids=list(ids)) for ids in prompts]
-        answers: list[Answer | UsageError] = [
-            Answer(request, params, self.defaults, self._context, None) for request in requests
-        ]
-        return self._run(requests, answers, batch_size, draft_depth)
+
+        def answering(request: Request) -> Answer:
+            return Answer(request, params, self.defaults, self._context, None)
+
+        results = dict(self._run(requests, answering, batch_size, draft_depth))
+        return [results[index] for index in range(len(results))]
 
     def _run(
         self,
-        requests: list[Request],
-        answers: list[Answer | UsageError],
+        prompts: Iterable[Prompt],
+        answering: Callable[[Request], Answer],
         batch_size: int,
         draft_depth: Depth,
-    ) -> list[Result]:
-        """Run all answers to their end; results in input order."""
-        engine = self._engine(draft_depth, rows=batch_size, work=len(requests))
-        results: dict[int, Result] = {}
-        running: dict[int, int] = {}
-        for index, (request, answer) in enumerate(zip(requests, answers, strict=True)):
-            try:
-                if isinstance(answer, UsageError):
-                    raise answer
-                running[engine.add(answer.job)] = index
-            except UsageError as error:
-                results[index] = failed(request, error)
-        while engine.has_work:
-            for progress in engine.step():
-                index = running[progress.job_id]
-                answer = answers[index]
-                assert isinstance(answer, Answer)
-                answer.advance(progress)
-                if progress.finish_reason is not None:
-                    results[index] = answer.result()
-        return [results[index] for index in range(len(requests))]
+    ) -> Iterator[tuple[int, Result]]:
+        """Number and result of each request, in the order in which they finish."""
+        source = iter(prompts)
+        first = list(islice(source, MAX_ROWS + 1))  # enough to know how many rows are needed
+        engine = self._engine(draft_depth, rows=batch_size, work=len(first))
+        requests = enumerate(map(as_request, chain(first, source)))
+        return answer_all(engine, requests, answering)
 
     @property
     def _context(self) -> int:
         return self.target.config.max_position_embeddings
 
-    def _answer(self, request: Request, params: SamplingParams | None, thinking: bool) -> Answer:
-        return Answer(
-            request, params, self.defaults, self._context, lambda: self.tokenizer, thinking
-        )
+    def _answering(
+        self, params: SamplingParams | None, thinking: bool
+    ) -> Callable[[Request], Answer]:
+        def answering(request: Request) -> Answer:
+            return Answer(
+                request, params, self.defaults, self._context, lambda: self.tokenizer, thinking
+            )
 
-    def _answer_or_error(
-        self, request: Request, params: SamplingParams | None, thinking: bool
-    ) -> Answer | UsageError:
-        try:
-            return self._answer(request, params, thinking)
-        except UsageError as error:
-            return error
+        return answering
 
     def _engine(self, draft_depth: Depth, rows: int, work: int = 1) -> Engine:
         """An engine of at most `rows` rows, and no more than there is work for."""
@@ -310,12 +318,7 @@ class LLM:
             self.drafter,
             lambda _: depth,
             rows=max(1, min(rows, work)),
+            prefill_ahead=work > rows,
             suppress=self.defaults.suppress_tokens,
             stats=self.run_stats,
         )
-
-
-def _request(prompt: Prompt) -> Request:
-    if isinstance(prompt, Request):
-        return prompt
-    return Request(prompt=prompt) if isinstance(prompt, str) else Request(messages=prompt)

@@ -2,6 +2,8 @@
 
 A step is at most one chunk of prefill, then one round of all live rows. Rows join and leave
 between rounds; each decodes with its own parameters and accepts its own number of drafts.
+
+A request is waiting, then in prefill, then ready (prefilled, but all rows are taken), then live.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ class Engine:
         rows: most requests that decode together, 1..MAX_ROWS.
         suppress: ids that are never produced.
         stats: counters to add to.
+        prefill_ahead: hold one more row of K/V, so that the next request is prefilled while all
+            rows decode and takes over a row as soon as one leaves.
         prefill_chunk: most prompt tokens per forward, PREFILL_CHUNK at most; any value gives the
             same bits.
     """
@@ -53,6 +57,7 @@ class Engine:
         rows: int = MAX_ROWS,
         suppress: Sequence[int] = (),
         stats: RunStats | None = None,
+        prefill_ahead: bool = False,
         prefill_chunk: int = PREFILL_CHUNK,
     ) -> None:
         if not 1 <= rows <= MAX_ROWS:
@@ -65,9 +70,11 @@ class Engine:
         self.rows = rows
         self.suppress = suppress
         self.stats = RunStats() if stats is None else stats
+        self.prefill_ahead = prefill_ahead
         self.prefill_chunk = min(prefill_chunk, PREFILL_CHUNK)
         self._waiting: deque[tuple[int, Job]] = deque()
         self._prefilling: Running | None = None
+        self._ready: tuple[Running, Rows] | None = None
         self._live: list[Running] = []
         self._cancelled: list[int] = []
         self._next_id = 0
@@ -80,7 +87,9 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._waiting or self._live or self._prefilling or self._cancelled)
+        return bool(
+            self._waiting or self._live or self._prefilling or self._ready or self._cancelled
+        )
 
     def add(self, job: Job) -> int:
         """Queue a job and return its id.
@@ -139,12 +148,13 @@ class Engine:
         return progress
 
     def _admit(self) -> bool:
-        """Start the next waiting request's prefill if a row is free."""
-        if not self._waiting or len(self._live) >= self.rows:
+        """Start the next waiting request's prefill if there is a row of K/V for it."""
+        held = self.rows + self.prefill_ahead
+        if not self._waiting or self._ready is not None or len(self._live) >= held:
             return False
-        slots = max(_slots_to_reserve(job) for _, job in self._waiting)
         if self._cache is None:
-            self._cache = SlotCache(self.target.config, self.rows, self.target.dtype, slots)
+            slots = max(_slots_to_reserve(job) for _, job in self._waiting)
+            self._cache = SlotCache(self.target.config, held, self.target.dtype, slots)
         job_id, job = self._waiting.popleft()
         self._cache.reserve(_slots_to_reserve(job))
         self._prefilling = Running(job_id, job, row=len(self._live))
@@ -156,7 +166,7 @@ class Engine:
         assert cache is not None
         tokens = running.job.token_ids[start : start + count]
         last = start + count == len(running.job.token_ids)
-        span = cache.span(running.row, mx.array([start], mx.int32), count, start)
+        span = cache.span(running.row, mx.array([start], mx.int32), count, [start])
         hidden = self.target.forward(mx.array([tokens]), cache, span, "last" if last else "none")
         running.prefilled += count
         self.stats.prefill_tokens += count
@@ -173,13 +183,17 @@ class Engine:
         self._prefilling = None
         used, reason = running.accept([token])
         if reason is None:
-            self._join(running, Rows(first, lengths, hidden))
+            self._ready = (running, Rows(first, lengths, hidden))
+            if len(self._live) < self.rows:
+                self._join()
             return [Progress(running.job_id, used)]
         return [Progress(running.job_id, used, reason, running.stats())]
 
-    def _join(self, running: Running, state: Rows) -> None:
-        """Make a prefilled request the last live row."""
-        assert self._cache is not None
+    def _join(self) -> None:
+        """Make the request that is ready the last live row."""
+        assert self._ready is not None
+        running, state = self._ready
+        self._ready = None
         row = len(self._live)
         if running.row != row:  # rows left while it was in prefill
             self._move(running.row, row)
@@ -196,7 +210,7 @@ class Engine:
             sampling = [running.job.sampling for running in self._live]
             self._sampler = Sampler(sampling, self.target.config.vocab_size, self.suppress)
         depth = 0 if self.drafter is None else self.depth(len(self._live))
-        committed = max(running.committed for running in self._live)
+        committed = [running.committed for running in self._live]
         outcome = run_round(
             self.target, self.drafter, self._cache, self._state, self._sampler, depth, committed
         )
@@ -221,9 +235,11 @@ class Engine:
         return progress
 
     def _leave(self, gone: list[int]) -> None:
-        """Take rows out; the last rows fill their places."""
+        """Take rows out; a request that is ready, then the last rows, fill their places."""
         if not gone:
             return
+        if self._ready is not None:
+            self._join()  # it stands right behind the live rows, so the rule below moves it
         left = len(self._live) - len(gone)
         stay = [row for row in range(len(self._live)) if row not in gone]
         order = list(range(left))
@@ -259,6 +275,9 @@ class Engine:
         if self._prefilling is not None and self._prefilling.job_id in ids:
             over.append(self._prefilling)
             self._prefilling = None
+        if self._ready is not None and self._ready[0].job_id in ids:
+            over.append(self._ready[0])
+            self._ready = None
         gone = [row for row, running in enumerate(self._live) if running.job_id in ids]
         over += [self._live[row] for row in gone]
         self._leave(gone)

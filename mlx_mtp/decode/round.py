@@ -7,13 +7,14 @@ All control values stay on the device. Depth 0 is plain decoding through the sam
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import mlx.core as mx
 
 from mlx_mtp.decode.sampling import Sampler
-from mlx_mtp.model.cache import SlotCache
+from mlx_mtp.model.cache import Run, SlotCache
 from mlx_mtp.model.drafter import Drafter
 from mlx_mtp.model.target import Target
 
@@ -68,18 +69,18 @@ def draft(
     sampler: Sampler,
     noise: mx.array | None,
     depth: int,
-    slots: dict[str, int],
+    runs: dict[str, tuple[Run, ...]],
 ) -> mx.array:
     """Propose `depth` tokens for each row; reads the cache, changes nothing.
 
     Args:
         noise: fp32 [n, >= depth, vocabulary] of the positions after the bonus token, or None.
-        slots: slots attended, by layer type.
+        runs: of these rows, from the cache.
 
     Returns:
         int32 [n, depth]
     """
-    context = drafter.context(cache, rows.lengths, slots)
+    context = drafter.context(cache, rows.lengths, runs)
     token, hidden = rows.tokens[:, None], rows.hidden
     drafts = []
     for step in range(depth):
@@ -99,7 +100,7 @@ def run_round(
     rows: Rows,
     sampler: Sampler,
     depth: int,
-    committed: int,
+    committed: Sequence[int],
 ) -> Outcome:
     """Build one round; nothing is evaluated yet.
 
@@ -107,7 +108,7 @@ def run_round(
         rows: state of the live rows.
         sampler: of the same rows in the same order.
         depth: tokens to draft, 0..MAX_DEPTH; 0 needs no drafter.
-        committed: the largest committed length, known to the host.
+        committed: the rows' committed lengths, as the host knows them.
     """
     span = cache.span(0, rows.lengths, depth + 1, committed)
     positions = rows.lengths[:, None] + mx.arange(1, depth + 2, dtype=mx.int32)
@@ -115,7 +116,7 @@ def run_round(
     tokens = rows.tokens[:, None]
     if depth:
         assert drafter is not None
-        drafts = draft(target, drafter, cache, rows, sampler, noise, depth, span.slots)
+        drafts = draft(target, drafter, cache, rows, sampler, noise, depth, span.runs)
         tokens = mx.concatenate([tokens, drafts], axis=1)
     hidden = target.forward(tokens, cache, span)
     assert hidden is not None

@@ -5,6 +5,9 @@ Gemma 4 scales attention by 1: its q_norm and k_norm take the place of 1/sqrt(he
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import mlx.core as mx
 
 FUSED_HEAD_DIM = 256
@@ -65,20 +68,46 @@ class SlotMask:
         return SlotMask(self._visible[:, -1:])
 
 
-def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: SlotMask) -> mx.array:
-    """Masked attention of ragged rows over the same slots, query heads grouped by KV head.
+class Seen(NamedTuple):
+    """What a run of rows attends to; holds views of a cache, so it must not outlive a forward.
 
-    The folded form multiplies all query heads of a KV head at once, so K and V are streamed once
-    per KV head, and each query row is computed alike whatever L and the number of rows are.
+    Attributes:
+        keys, values: [rows, kv_heads, S, head_dim]; may be slices of a larger buffer.
+        mask: of these rows, L and S.
+    """
+
+    keys: mx.array
+    values: mx.array
+    mask: SlotMask
+
+
+def attend(queries: mx.array, seen: Sequence[Seen]) -> mx.array:
+    """Masked attention of ragged rows, query heads grouped by KV head.
 
     Args:
         queries: [rows, heads, L, head_dim], normed and roped.
-        keys, values: [rows, kv_heads, S, head_dim]; may be slices of a larger buffer.
-        mask: of these rows, L and S.
+        seen: runs of rows that follow one another and make up all rows.
 
     Returns:
         [rows, L, heads * head_dim]
     """
+    if len(seen) == 1:
+        return _attend(queries, seen[0])
+    outs, first = [], 0
+    for part in seen:
+        end = first + part.keys.shape[0]
+        outs.append(_attend(queries[first:end], part))
+        first = end
+    return mx.concatenate(outs)
+
+
+def _attend(queries: mx.array, seen: Seen) -> mx.array:
+    """Attention of one run of rows over the same slots.
+
+    The folded form multiplies all query heads of a KV head at once, so K and V are streamed once
+    per KV head, and each query row is computed alike whatever L and the number of rows are.
+    """
+    keys, values, mask = seen
     rows, heads, length, head_dim = queries.shape
     kv_heads, slots = keys.shape[1], keys.shape[2]
     group = heads // kv_heads

@@ -11,12 +11,14 @@ Live rows are the prefix [0, live) of the buffers; a prefilling row uses an inde
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from mlx_mtp.config_json import FULL, SLIDING
-from mlx_mtp.model.attention import SlotMask
+from mlx_mtp.model.attention import Seen, SlotMask
 from mlx_mtp.pair import TargetConfig
 from mlx_mtp.types import MAX_DEPTH
 
@@ -43,6 +45,20 @@ def ring_slots(window: int) -> int:
     return round_up(window + PREFILL_CHUNK)
 
 
+class Run(NamedTuple):
+    """Neighbouring rows that attend over the same number of slots.
+
+    Attributes:
+        first: the first row, counted from the span's first.
+        rows: how many.
+        slots: slots attended.
+    """
+
+    first: int
+    rows: int
+    slots: int
+
+
 @dataclass(frozen=True)
 class Span:
     """Where the L tokens of one forward go and what they see, for a contiguous range of rows.
@@ -51,21 +67,28 @@ class Span:
         first_row: index of the first row in the buffers.
         starts: int32 [rows], the position of each row's first token, which is its committed length.
         length: L, tokens per row.
-        slots: slots attended, by layer type.
-        masks: which slots each query may see, by layer type.
+        runs: runs of rows by layer type.
+        masks: which slots each query may see, for each run, by layer type.
         targets: int32 [rows, L], slots written, by layer type.
     """
 
     first_row: int
     starts: mx.array
     length: int
-    slots: dict[str, int]
-    masks: dict[str, SlotMask]
+    runs: dict[str, tuple[Run, ...]]
+    masks: dict[str, tuple[SlotMask, ...]]
     targets: dict[str, mx.array]
 
     @property
     def rows(self) -> int:
         return self.starts.shape[0]
+
+    def last(self) -> Span:
+        """The same rows, their last token only."""
+        masks = {kind: tuple(mask.last() for mask in masks) for kind, masks in self.masks.items()}
+        starts = self.starts + (self.length - 1)
+        targets = {kind: target[:, -1:] for kind, target in self.targets.items()}
+        return replace(self, starts=starts, length=1, masks=masks, targets=targets)
 
 
 class SlotCache:
@@ -100,56 +123,91 @@ class SlotCache:
 
     # Spans: positions, slots and masks of one forward.
 
-    def attended_slots(self, committed: int, length: int = 1) -> dict[str, int]:
-        """Slots to attend, by layer type, for rows of at most `committed` tokens.
+    def runs(self, committed: Sequence[int], length: int = 1) -> dict[str, tuple[Run, ...]]:
+        """Runs of rows by layer type, and how many slots each attends over.
 
-        One rule for plain and speculative decoding, whatever the depth.
+        A row needs its committed tokens and room for a verify, in steps of SLOT_STEP: one rule
+        for plain and speculative decoding, whatever the depth. On full layers no row streams more
+        than twice the slots it needs; on sliding layers the ring bounds them.
+
+        Args:
+            committed: committed length of each row, known to the host.
+            length: tokens per row of the forward.
         """
-        full = round_up(committed + max(length, SPARE_SLOTS))
-        return {FULL: full, SLIDING: min(full, self.ring)}
+        needs = [round_up(tokens + max(length, SPARE_SLOTS)) for tokens in committed]
+        runs = [Run(0, 1, needs[0])]
+        for row, need in enumerate(needs[1:], start=1):
+            first, rows, _ = runs[-1]
+            together = needs[first : row + 1]
+            if max(together) <= 2 * min(together):
+                runs[-1] = Run(first, rows + 1, max(together))
+            else:
+                runs.append(Run(row, 1, need))
+        return {FULL: tuple(runs), SLIDING: (Run(0, len(needs), min(max(needs), self.ring)),)}
 
-    def span(self, first_row: int, starts: mx.array, length: int, committed: int) -> Span:
+    def span(self, first_row: int, starts: mx.array, length: int, committed: Sequence[int]) -> Span:
         """The span of a forward of `length` tokens per row; grows the full layers if it must.
 
         Args:
             first_row: the buffers' row of starts[0].
             starts: int32 [rows], committed lengths.
             length: tokens per row.
-            committed: the largest of starts, known to the host.
+            committed: the same, as the host knows them.
         """
-        slots = self.attended_slots(committed, length)
-        self.reserve(slots[FULL])
+        runs = self.runs(committed, length)
+        self.reserve(max(run.slots for run in runs[FULL]))
         positions = starts[:, None] + mx.arange(length, dtype=mx.int32)
-        last = starts + (length - 1)
         query = positions[:, :, None]
-        held = self._held_positions(last, slots[SLIDING])[:, None, :]
+        (ring,) = runs[SLIDING]
+        held = self._held_positions(starts + (length - 1), ring.slots)[:, None, :]
+        sliding = (held >= 0) & (held <= query) & (held > query - self.window)
         masks = {
-            FULL: mx.arange(slots[FULL], dtype=mx.int32) <= query,
-            SLIDING: (held >= 0) & (held <= query) & (held > query - self.window),
+            FULL: tuple(
+                SlotMask(_slots(run) <= query[run.first : run.first + run.rows])
+                for run in runs[FULL]
+            ),
+            SLIDING: (SlotMask(sliding),),
         }
         targets = {FULL: positions, SLIDING: positions % self.ring}
-        ready = {kind: SlotMask(mask) for kind, mask in masks.items()}
-        return Span(first_row, starts, length, slots, ready, targets)
+        return Span(first_row, starts, length, runs, masks, targets)
 
-    def drafter_masks(self, lengths: mx.array, slots: dict[str, int]) -> dict[str, SlotMask]:
-        """What a drafter query may see: the committed prefix, on sliding layers its newest W + 1.
+    def seen_by_target(self, layer: int, span: Span) -> list[Seen]:
+        """What a layer's queries of a span attend to; `layer` is one that owns K/V."""
+        kind = self.config.layer_types[layer]
+        return [
+            self._seen(layer, span.first_row, run, mask)
+            for run, mask in zip(span.runs[kind], span.masks[kind], strict=True)
+        ]
 
-        (transformers' flipped bidirectional window; the target's own queries see W with theirs.)
+    def seen_by_drafter(
+        self, lengths: mx.array, runs: dict[str, tuple[Run, ...]]
+    ) -> dict[str, list[Seen]]:
+        """What one drafter query per live row attends to, by layer type.
+
+        The committed prefix in the donor layers, on sliding layers its newest W + 1 tokens
+        (transformers' flipped bidirectional window; the target's own queries see W with theirs).
 
         Args:
             lengths: int32 [rows], committed lengths.
-            slots: slots attended, by layer type.
-
-        Returns:
-            Masks of one query per row, by layer type.
+            runs: of the same rows.
         """
-        last = lengths[:, None] - 1
-        held = self._held_positions(lengths - 1, slots[SLIDING])
-        masks = {
-            FULL: mx.arange(slots[FULL], dtype=mx.int32) <= last,
-            SLIDING: (held >= 0) & (held >= last - self.window),
+        last = lengths[:, None, None] - 1
+        (ring,) = runs[SLIDING]
+        held = self._held_positions(lengths - 1, ring.slots)[:, None]
+        sliding = (held >= 0) & (held >= last - self.window)
+        donors = self.config.donors
+        return {
+            FULL: [
+                self._seen(
+                    donors[FULL],
+                    0,
+                    run,
+                    SlotMask(_slots(run) <= last[run.first : run.first + run.rows]),
+                )
+                for run in runs[FULL]
+            ],
+            SLIDING: [self._seen(donors[SLIDING], 0, ring, SlotMask(sliding))],
         }
-        return {kind: SlotMask(mask[:, None]) for kind, mask in masks.items()}
 
     def _held_positions(self, last: mx.array, slots: int) -> mx.array:
         """[rows, slots]: the newest position <= last of each ring slot; negative where none."""
@@ -161,7 +219,7 @@ class SlotCache:
     def write(self, layer: int, span: Span, keys: mx.array, values: mx.array) -> None:
         """Put K/V of span's tokens into layer's slots, in place.
 
-        MLX writes in place only while nobody else holds the buffer or a view of it; see `read`.
+        MLX writes in place only while nobody else holds the buffer or a view of it (`Seen`).
 
         Args:
             layer: a layer that owns K/V.
@@ -179,19 +237,10 @@ class SlotCache:
         self.keys[layer][row, head, target[:, None]] = keys
         self.values[layer][row, head, target[:, None]] = values
 
-    def read(
-        self, layer: int, first_row: int, rows: int, slots: dict[str, int]
-    ) -> tuple[mx.array, mx.array]:
-        """Views of layer's attended slots; let go of them before the next evaluation.
-
-        Returns:
-            keys, values: [rows, kv_heads, S, head_dim]
-        """
-        held = slots[self.config.layer_types[layer]]
-        end = first_row + rows
-        return (
-            self.keys[layer][first_row:end, :, :held],
-            self.values[layer][first_row:end, :, :held],
+    def _seen(self, layer: int, first_row: int, run: Run, mask: SlotMask) -> Seen:
+        rows = slice(first_row + run.first, first_row + run.first + run.rows)
+        return Seen(
+            self.keys[layer][rows, :, : run.slots], self.values[layer][rows, :, : run.slots], mask
         )
 
     # Rows and growth.
@@ -226,3 +275,7 @@ class SlotCache:
                 mx.eval(buffers[layer])
                 self.bytes_copied += row.nbytes
         self.row_copies += 1
+
+
+def _slots(run: Run) -> mx.array:
+    return mx.arange(run.slots, dtype=mx.int32)

@@ -13,8 +13,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import gemma4_text
 
-from mlx_mtp.model.attention import SlotMask, attend
-from mlx_mtp.model.cache import SlotCache
+from mlx_mtp.model.attention import Seen, attend
+from mlx_mtp.model.cache import Run, SlotCache
 from mlx_mtp.model.layer import finish_layer, project_queries
 from mlx_mtp.pair import DrafterConfig
 
@@ -74,13 +74,11 @@ class DraftContext(NamedTuple):
 
     Attributes:
         offsets: int32 [rows], the position of every query.
-        keys_values: by layer type, keys and values [rows, kv_heads, S, head_dim].
-        masks: by layer type, of one query per row.
+        seen: by layer type, what the queries attend to.
     """
 
     offsets: mx.array
-    keys_values: dict[str, tuple[mx.array, mx.array]]
-    masks: dict[str, SlotMask]
+    seen: dict[str, list[Seen]]
 
 
 class Drafter:
@@ -106,22 +104,19 @@ class Drafter:
             self._head = _OrderedHead(model.model.embed_tokens, ordering, config.num_centroids)
             del model.model.embed_tokens  # the ordered copy is the only one that is read
 
-    def context(self, cache: SlotCache, lengths: mx.array, slots: dict[str, int]) -> DraftContext:
+    def context(
+        self, cache: SlotCache, lengths: mx.array, runs: dict[str, tuple[Run, ...]]
+    ) -> DraftContext:
         """What the live rows' queries see: the committed prefix in the donor layers' K/V.
 
         Args:
             cache: the target's.
             lengths: int32 [rows], committed lengths of the live rows; the bonus token of each
                 stands at this position and has no K/V yet.
-            slots: slots attended, by layer type.
+            runs: the cache's, for the same lengths.
         """
-        rows = lengths.shape[0]
-        donors = cache.config.donors
-        return DraftContext(
-            lengths if self.position == "bonus" else lengths - 1,
-            {kind: cache.read(layer, 0, rows, slots) for kind, layer in donors.items()},
-            cache.drafter_masks(lengths, slots),
-        )
+        offsets = lengths if self.position == "bonus" else lengths - 1
+        return DraftContext(offsets, cache.seen_by_drafter(lengths, runs))
 
     def step(
         self, embedded: mx.array, hidden: mx.array, context: DraftContext
@@ -140,8 +135,7 @@ class Drafter:
         h = self.model.pre_projection(mx.concatenate([embedded, hidden], axis=-1))
         for layer in self.model.model.layers:
             queries = project_queries(layer.self_attn, layer.input_layernorm(h), context.offsets)
-            keys, values = context.keys_values[layer.layer_type]
-            attended = attend(queries, keys, values, context.masks[layer.layer_type])
+            attended = attend(queries, context.seen[layer.layer_type])
             h = finish_layer(layer, h, attended)
         h = self.model.model.norm(h)
         return h, self.model.post_projection(h)

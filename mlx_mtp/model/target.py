@@ -72,23 +72,18 @@ class Target:
         """
         h = self.embed(tokens)
         per_layer = self._per_layer_inputs(tokens, h)
-        offsets, masks = span.starts, span.masks
         last_owner = self.config.num_kv_layers - 1
         for index, layer in enumerate(self.body.layers):
             x = layer.input_layernorm(h)
             if index <= last_owner:
-                keys, values = project_keys_values(layer.self_attn, x, offsets)
+                keys, values = project_keys_values(layer.self_attn, x, span.starts)
                 cache.write(index, span, keys, values)
             if index == last_owner and want != "all":
                 if want == "none":
                     return None
-                h, x, per_layer = h[:, -1:], x[:, -1:], _last(per_layer)
-                offsets = offsets + (span.length - 1)
-                masks = {kind: mask.last() for kind, mask in masks.items()}
-            source = self.config.kv_source(index)
-            queries = project_queries(layer.self_attn, x, offsets)
-            keys, values = cache.read(source, span.first_row, span.rows, span.slots)
-            attended = attend(queries, keys, values, masks[layer.layer_type])
+                h, x, per_layer, span = h[:, -1:], x[:, -1:], _last(per_layer), span.last()
+            queries = project_queries(layer.self_attn, x, span.starts)
+            attended = attend(queries, cache.seen_by_target(self.config.kv_source(index), span))
             own = None if per_layer is None else per_layer[:, :, index]
             h = finish_layer(layer, h, attended, own, self.experts)
         return self.body.norm(h)

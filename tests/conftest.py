@@ -1,0 +1,34 @@
+"""Fixtures shared by all tests: the pairs, loaded once per session and dtype."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pairs import PAIRS, pair_id
+
+from mlx_mtp.llm import LLM, load
+
+Loader = Callable[..., LLM]
+
+
+@pytest.fixture(scope="session")
+def load_pair() -> Loader:
+    """A pair by its folder, loaded once: ``load_pair(path, dtype="float32", drafter="auto")``."""
+    loaded: dict[tuple[object, ...], LLM] = {}
+
+    def get(path: Path, dtype: str = "float32", **options: object) -> LLM:
+        key = (path, dtype, json.dumps(options, sort_keys=True, default=str))
+        if key not in loaded:
+            loaded[key] = load(path / "target", dtype=dtype, **options)  # type: ignore[arg-type]
+        return loaded[key]
+
+    return get
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that asks for `pair` once for each pair."""
+    if "pair" in metafunc.fixturenames:
+        metafunc.parametrize("pair", PAIRS, ids=map(pair_id, PAIRS))

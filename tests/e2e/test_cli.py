@@ -1,0 +1,237 @@
+"""The command line as a user meets it: the real program in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+
+import mlx_mtp
+
+PROGRAM = str(Path(sys.executable).with_name("mlx-mtp"))
+TABLE = "Multiplication table of 7."
+SEVENS = "".join(f"7 x {n} = {7 * n}\n" for n in range(1, 11))
+COUNT = "13, 14, 15, 16, 17"  # the bundled model cannot count, but at length
+NOTE = (
+    "note: no model was named, so the bundled demonstration model answers; name a real one: "
+    "mlx-mtp chat google/gemma-4-E4B-it\n"
+)
+STATS = r"  \d+ tok · [\d.]+ tok/s · first [\d.]+ s"
+DRAFTS = r" · drafts \d+ % \([\d.]+/round\)\n"
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """A user's environment without what could change the outcome."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("MLX_MTP_")}
+    return kept | {"HF_HUB_OFFLINE": "1", "COLUMNS": "80", "LC_ALL": "C.UTF-8"} | extra
+
+
+def mlx_mtp_command(
+    *arguments: str, stdin: str = "", **extra: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [PROGRAM, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env=environment(**extra),
+        timeout=60,
+    )
+
+
+def flat(text: str) -> str:
+    """Without line breaks, which depend on the width of the terminal."""
+    return " ".join(text.split())
+
+
+# Help and version
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["chat", "--help"], ["convert", "--help"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from mlx_mtp.cli.app import run\n"
+        f"assert run({arguments!r}) == 0\n"
+        "heavy = {'mlx', 'mlx_lm', 'transformers', 'huggingface_hub', 'numpy', 'tokenizers'}\n"
+        "sys.exit(f'imported: {heavy & set(sys.modules)}' if heavy & set(sys.modules) else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment()
+    )
+    assert done.stderr == ""
+    assert done.returncode == 0
+    assert done.stdout.startswith("Usage: mlx-mtp ")
+
+
+def test_help_comes_at_once() -> None:
+    # The best of five: other work on the machine must not fail this.
+    times = []
+    for _ in range(5):
+        start = perf_counter()
+        assert mlx_mtp_command("--help").returncode == 0
+        times.append(perf_counter() - start)
+    assert min(times) < 0.5
+
+
+@pytest.mark.parametrize("command", ["chat", "convert"])
+def test_every_option_says_its_default_and_the_help_has_examples(command: str) -> None:
+    text = mlx_mtp_command(command, "--help").stdout
+    options, examples = text.split("Options:")[1].split("Examples:")
+    assert f"mlx-mtp {command} " in examples
+    entries = re.split(r"\n  (?=-)", options)[1:]
+    assert len(entries) > 8
+    for entry in entries:
+        is_flag = re.match(r"(-\w, )?--(json|verbose|quiet|debug|help)\b", entry)
+        assert is_flag or "default:" in flat(entry) or "[required]" in entry, entry
+
+
+def test_version() -> None:
+    done = mlx_mtp_command("--version")
+    assert (done.returncode, done.stdout) == (0, f"mlx-mtp {mlx_mtp.__version__}\n")
+
+
+# Errors: one sentence and what to do, on stderr, with a code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (
+            ["chat"],
+            2,
+            "error: No prompt was given.\n"
+            '  For example: mlx-mtp chat -p "Multiplication table of 7."\n',
+        ),
+        (
+            ["chat", "-p", " "],
+            2,
+            "error: No prompt was given.\n"
+            '  For example: mlx-mtp chat -p "Multiplication table of 7."\n',
+        ),
+        (
+            ["chat", "-p", "x", "--top-p", "0"],
+            2,
+            "error: top_p is 0, which keeps no token.\n  Give a top_p in (0, 1].\n",
+        ),
+        (
+            ["chat", "-p", "x", "--temperature", "-1"],
+            2,
+            "error: temperature is -1.0.\n  Give a number at least 0.0.\n",
+        ),
+        (
+            ["chat", "-p", "x", "--draft-depth", "8"],
+            2,
+            "error: The draft depth is '8'.\n  Give auto or a whole number from 0 to 7.\n",
+        ),
+        (
+            ["chat", "-p", "x", "--stop", ""],
+            2,
+            "error: A stop string is empty or not text.\n  Give non-empty stop strings.\n",
+        ),
+        (["chat", "--foo"], 2, "error: No such option: --foo.\n  See `mlx-mtp chat --help`.\n"),
+        (
+            ["cht"],
+            2,
+            "error: No such command 'cht'. Did you mean 'chat'?\n  See `mlx-mtp --help`.\n",
+        ),
+        (
+            ["convert", "pocket"],
+            2,
+            "error: Missing option '--output' / '-o'.\n  See `mlx-mtp convert --help`.\n",
+        ),
+    ],
+)
+def test_a_usage_error_is_a_sentence_and_a_hint(
+    arguments: list[str], code: int, message: str
+) -> None:
+    done = mlx_mtp_command(*arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", message)
+
+
+def test_the_traceback_comes_with_debug(tmp_path: Path) -> None:
+    done = mlx_mtp_command("chat", str(tmp_path / "none"), "-p", "x", "--debug")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("Traceback (most recent call last):")
+    assert "\nerror: There is no folder " in done.stderr
+
+
+def test_an_unexpected_error_says_how_to_see_more() -> None:
+    code = (
+        "import sys, mlx_mtp.cli.chat\n"
+        "from mlx_mtp.cli.app import main\n"
+        "def fail(option): raise ZeroDivisionError('division by zero')\n"
+        "mlx_mtp.cli.chat._read_prompt = fail\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "chat"], capture_output=True, text=True, env=environment()
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "error: Unexpected ZeroDivisionError: division by zero.\n"
+        "  Run it again with --debug to see where.\n"
+    )
+
+
+# Chat
+
+
+def test_the_answer_goes_to_stdout_and_the_rest_to_stderr() -> None:
+    done = mlx_mtp_command("chat", "-p", TABLE, "--temperature", "0")
+    assert (done.returncode, done.stdout) == (0, SEVENS)
+    assert re.fullmatch(re.escape(NOTE) + STATS + DRAFTS, done.stderr)
+
+
+def test_the_prompt_may_be_piped_in() -> None:
+    arguments = ["chat", "pocket", "--temperature", "0", "--max-tokens", "7", "-q"]
+    done = mlx_mtp_command(*arguments, stdin=TABLE + "\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, SEVENS[:10], "")
+
+
+def test_an_interrupt_keeps_what_came() -> None:
+    process = subprocess.Popen(
+        [PROGRAM, "chat", "pocket", "-p", "Count from 1 to 500.", "--temperature", "0", "--debug"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env=environment(),
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(12) == COUNT[:12]
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert rest.endswith("\n")
+    assert re.fullmatch(STATS + "\n", errors)
+
+
+def test_a_reader_that_leaves_and_a_closed_stdin_are_no_reason_to_complain() -> None:
+    done = subprocess.run(
+        f"'{PROGRAM}' chat pocket -p 'Count from 1 to 500.' --temperature 0 -q <&- | head -c 5;"
+        f"'{PROGRAM}' --help | true",
+        shell=True,
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+    )
+    assert done.stdout == COUNT[:5]
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_full_disk_is_a_matter_of_resources() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [PROGRAM, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (5, "error: There is not enough space on the disk.\n")

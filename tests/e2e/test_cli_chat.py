@@ -1,0 +1,192 @@
+"""What `mlx-mtp chat` does with its options. Run in this process: each start of the program takes
+seconds to import; that it starts and ends well is test_cli's business.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import pytest
+
+from mlx_mtp import LLM, Chunk
+from mlx_mtp.cli.app import run
+from mlx_mtp.types import RequestStats, RunStats
+
+POCKET = Path(__file__).parents[2] / "mlx_mtp" / "data" / "pocket"
+TABLE = "Multiplication table of 7."
+SEVENS = "".join(f"7 x {n} = {7 * n}\n" for n in range(1, 11))
+STATS = r"  \d+ tok · [\d.]+ tok/s · first [\d.]+ s"
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        assert self.code == 0, self.err
+        assert self.out.count("\n") == 1
+        loaded: dict[str, Any] = json.loads(self.out)
+        return loaded
+
+
+class Chat(Protocol):
+    def __call__(self, *arguments: str, prompt: str = TABLE, model: str | None = "pocket") -> Done:
+        """Run `mlx-mtp chat`."""
+
+
+@pytest.fixture
+def chat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Chat]:
+    for name in ("MLX_MTP_MODEL", "MLX_MTP_DRAFTER"):
+        monkeypatch.delenv(name, raising=False)
+    log = logging.getLogger("mlx_mtp")
+    level, handlers = log.level, list(log.handlers)
+
+    def call(*arguments: str, prompt: str = TABLE, model: str | None = "pocket") -> Done:
+        named = [] if model is None else [model]
+        code = run(["chat", *named, "-p", prompt, *arguments])
+        return Done(code, *capsys.readouterr())
+
+    yield call
+    log.setLevel(level)
+    log.handlers[:] = handlers
+
+
+def test_quiet_leaves_only_the_answer(chat: Chat) -> None:
+    assert chat("--temperature", "0", "-q", model=None) == (0, SEVENS, "")
+
+
+def test_a_dash_reads_the_prompt_from_stdin(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TABLE.encode() + b"\r\n")))
+    assert chat("--temperature", "0", "--max-tokens", "7", prompt="-").out == SEVENS[:10]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe")))
+    done = chat(prompt="-")
+    assert done == (2, "", "error: The prompt on stdin is not UTF-8 text.\n  Convert it first.\n")
+
+
+def test_a_stop_string_ends_the_answer_before_itself(chat: Chat) -> None:
+    done = chat("--temperature", "0", "--stop", "x 3", "--stop", "zzz")
+    assert done.out == "7 x 1 = 7\n7 x 2 = 14\n7 \n"
+
+
+def test_max_tokens_is_a_limit(chat: Chat) -> None:
+    found = chat("--temperature", "0", "--max-tokens", "5", "--json").json
+    assert found["finish_reason"] == "length"
+    assert len(found["token_ids"]) == 5
+
+
+def test_json_has_the_names_of_the_api(chat: Chat) -> None:
+    found = chat("--temperature", "0", "--json").json
+    assert list(found) == [
+        "text",
+        "token_ids",
+        "finish_reason",
+        "thinking",
+        "seed",
+        "stats",
+        "run",
+        "model",
+        "drafter",
+    ]
+    assert found["text"] == SEVENS.rstrip("\n")
+    assert found["finish_reason"] == "stop"
+    assert found["model"] == "pocket"
+    assert found["drafter"]
+    assert list(found["stats"]) == [field.name for field in fields(RequestStats)]
+    assert list(found["run"]) == [field.name for field in fields(RunStats)]
+    assert found["stats"]["tokens"] == len(found["token_ids"])
+    assert 0 < found["stats"]["accepted"] <= found["stats"]["drafted"]
+    assert found["run"]["host_reads"] == found["run"]["rounds"] == found["stats"]["rounds"]
+
+
+def test_the_seed_that_is_reported_reproduces_the_answer_with_and_without_drafter(
+    chat: Chat,
+) -> None:
+    common = ["--temperature", "1.5", "--max-tokens", "30", "--json"]
+    drawn = chat(*common).json
+    seed = [*common, "--seed", str(drawn["seed"])]
+    again = chat(*seed, "--draft-depth", "2").json
+    plain = chat(*seed, "--drafter", "none").json
+    assert drawn["token_ids"] == again["token_ids"] == plain["token_ids"]
+    assert plain["drafter"] is None
+    assert plain["stats"]["drafted"] == plain["run"]["drafter_forwards"] == 0
+
+
+def test_a_system_prompt_comes_first(chat: Chat) -> None:
+    without = chat("--max-tokens", "1", "--json").json["stats"]["prompt_tokens"]
+    found = chat("--max-tokens", "1", "--json", "--system", "Be brief.").json
+    assert found["stats"]["prompt_tokens"] > without
+
+
+def test_the_environment_names_the_defaults(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_MTP_MODEL", "pocket")
+    monkeypatch.setenv("MLX_MTP_DRAFTER", "none")
+    done = chat("--max-tokens", "3", "--json", model=None)
+    assert (done.json["model"], done.json["drafter"]) == ("pocket", None)
+    assert "no model was named" not in done.err
+
+
+def test_plain_decoding_because_no_drafter_was_found_is_said(chat: Chat, tmp_path: Path) -> None:
+    (tmp_path / "alone").symlink_to(POCKET / "target")
+    done = chat("--temperature", "0", "--max-tokens", "7", model=str(tmp_path / "alone"))
+    assert (done.code, done.out) == (0, SEVENS[:10])
+    assert re.fullmatch(r"warning: No drafter was found.*\n" + STATS + r"\n", done.err)
+
+
+def test_a_drafter_that_never_drafts_is_said(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = LLM.stream
+
+    def undrafted(self: LLM, *arguments: Any, draft_depth: Any) -> Iterator[Chunk]:
+        return stream(self, *arguments, draft_depth=0)
+
+    assert chat("--max-tokens", "9", "--draft-depth", "0").err.count("\n") == 1
+    monkeypatch.setattr(LLM, "stream", undrafted)
+    done = chat("--max-tokens", "9")
+    assert done.err.endswith("warning: the drafter was loaded, but nothing was drafted.\n")
+
+
+def test_a_drafter_that_is_asked_for_and_missing_is_an_error(chat: Chat, tmp_path: Path) -> None:
+    done = chat("--drafter", str(tmp_path / "none"))
+    assert (done.code, done.out) == (3, "")
+    assert re.fullmatch(r"error: .*\n  .*\n", done.err)
+
+
+def test_a_model_that_is_not_there_is_not_found(chat: Chat, tmp_path: Path) -> None:
+    done = chat(model=str(tmp_path / "none"))
+    assert (done.code, done.out) == (3, "")
+    assert re.fullmatch(r"error: There is no folder .*\n  .*\n", done.err)
+
+
+def test_a_folder_of_another_kind_is_incompatible(chat: Chat, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    done = chat(model=str(tmp_path))
+    assert (done.code, done.out) == (4, "")
+    assert re.fullmatch(r"error: .*\n  .*\n", done.err)
+
+
+def test_an_interrupted_answer_is_still_a_document(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = LLM.stream
+
+    def interrupted(self: LLM, *arguments: Any, **options: Any) -> Iterator[Chunk]:
+        for n, chunk in enumerate(stream(self, *arguments, **options)):
+            if n == 3:
+                raise KeyboardInterrupt
+            yield chunk
+
+    monkeypatch.setattr(LLM, "stream", interrupted)
+    done = chat("--temperature", "0", "--json")
+    assert done.code == 130
+    found = json.loads(done.out)
+    assert found["finish_reason"] == "cancelled"
+    assert SEVENS.startswith(found["text"])
+    assert found["stats"]["tokens"] == len(found["token_ids"]) > 0

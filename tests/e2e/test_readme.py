@@ -1,0 +1,48 @@
+"""What the README shows is what the program does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mlx_mtp.cli.app import run
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+HELP = re.findall(r"```\n\$ mlx-mtp (\w+) --help\n(.*?)```", README, re.DOTALL)
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def flat(text: str) -> str:
+    """Without line breaks, which depend on the width of the terminal."""
+    return " ".join(text.split())
+
+
+def test_there_is_something_to_check() -> None:
+    assert [command for command, _ in HELP] == ["chat", "convert"]
+    assert len(PYTHON) == 1
+
+
+@pytest.mark.parametrize(("command", "shown"), HELP)
+def test_help_is_real(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    shown: str,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([command, "--help"]) == 0
+    real = flat(capsys.readouterr().out)
+    for excerpt in re.split(r"^\.\.\.$", shown, flags=re.MULTILINE):
+        assert flat(excerpt) in real
+
+
+@pytest.mark.parametrize("code", PYTHON)
+def test_the_python_example_runs(capsys: pytest.CaptureFixture[str], code: str) -> None:
+    names: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert "7 x 1 = 7" in capsys.readouterr().out
+    ids = names["ids"]
+    assert isinstance(ids, list)
+    assert len(ids) == 2

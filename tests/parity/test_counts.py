@@ -1,0 +1,142 @@
+"""What a round costs, counted: host reads, drafter forwards, copies, memory."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from conftest import Loader
+from pairs import PAIRS, load_golden
+
+import mlx_mtp
+from mlx_mtp.config_json import FULL
+from mlx_mtp.decode.engine import Engine
+from mlx_mtp.decode.request import Job
+from mlx_mtp.model.cache import SLOT_STEP
+from mlx_mtp.types import RunStats
+
+READS = ("tolist", "item", "__bool__", "__int__", "__float__", "__index__", "__array__")
+"""Every way in which Python waits for an array's value."""
+
+
+@contextmanager
+def counted_reads() -> Iterator[Counter[str]]:
+    """Count the reads of arrays by any of the ways above."""
+    counts: Counter[str] = Counter()
+    originals = {name: getattr(mx.array, name) for name in READS}
+
+    def counting(name: str) -> object:
+        def read(self: mx.array, *args: object) -> object:
+            counts[name] += 1
+            return originals[name](self, *args)
+
+        return read
+
+    for name in READS:
+        setattr(mx.array, name, counting(name))
+    try:
+        yield counts
+    finally:
+        for name, original in originals.items():
+            setattr(mx.array, name, original)
+
+
+def engine_of(load_pair: Loader, pair: Path, depth: int, rows: int, jobs: list[Job]) -> Engine:
+    llm = load_pair(pair)
+    engine = Engine(llm.target, llm.drafter, lambda _: depth, rows=rows, stats=RunStats())
+    for job in jobs:
+        engine.add(job)
+    return engine
+
+
+@pytest.mark.parametrize(("rows", "depth"), [(1, 0), (1, 4), (3, 2), (8, 7)])
+def test_one_host_read_per_round(pair: Path, load_pair: Loader, rows: int, depth: int) -> None:
+    prompts = load_golden(pair).prompts if rows > 1 else load_golden(pair).prompts[:2]
+    engine = engine_of(load_pair, pair, depth, rows, [Job(tuple(p), 8) for p in prompts])
+    stats = engine.stats
+    while engine.has_work:
+        rounds, prefills, forwards = stats.rounds, stats.prefill_reads, stats.drafter_forwards
+        with counted_reads() as counts:
+            engine.step()
+        rounds, prefills = stats.rounds - rounds, stats.prefill_reads - prefills
+        assert counts["tolist"] == rounds <= 1
+        assert counts["item"] == prefills
+        assert counts.total() == rounds + prefills
+        assert stats.drafter_forwards - forwards == rounds * depth
+    assert stats.host_reads == stats.rounds == stats.target_forwards
+    assert stats.prefill_reads == len(prompts)
+    assert stats.prefill_tokens == sum(map(len, prompts))
+    assert stats.drafter_forwards == depth * stats.rounds
+
+
+def test_arrays_are_read_in_two_places_only() -> None:
+    """In the source, too: nothing else in model/ and decode/ reads or evaluates mid-round."""
+    root = Path(mlx_mtp.__file__).parent
+    found = Counter()
+    for file in [*root.glob("model/*.py"), *root.glob("decode/*.py")]:
+        if file.name == "load.py":
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in ("item", "tolist", "eval"):
+                found[f"{file.name}:{node.attr}"] += 1
+    assert found == {
+        "round.py:tolist": 1,
+        "round.py:eval": 1,
+        "engine.py:item": 1,
+        "engine.py:eval": 1,  # a chunk that is not the prompt's last
+        "cache.py:eval": 4,  # new, grown and moved buffers, between rounds
+        "drafter.py:eval": 1,  # the ordered head, at load
+    }
+
+
+@pytest.mark.parametrize("tokens", [150, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("live", [8, 5])
+def test_decoding_copies_no_cache(load_pair: Loader, live: int, tokens: int) -> None:
+    """The peak stays within a few steps' activations, below the cache: no copy of it is made."""
+    pair = PAIRS[0]
+    prompts = load_golden(pair).prompts
+    jobs = [Job(tuple(prompts[i]), tokens if i < live else 8) for i in range(8)]
+    engine = engine_of(load_pair, pair, 4, 8, jobs)
+    while len(engine._live) != live or engine.stats.rounds < 12:  # short rows leave first
+        engine.step()
+    assert engine._cache is not None
+    # The sum only: whoever holds a buffer makes the next write copy it.
+    whole = sum(buffer.nbytes for buffer in engine._cache.keys + engine._cache.values)
+    copied, rounds = engine.stats.bytes_copied, engine.stats.rounds
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    engine.step()
+    one_step = mx.get_peak_memory() - before
+    mx.reset_peak_memory()
+    while max(running.produced for running in engine._live) < tokens - 8:
+        engine.step()
+    assert engine.stats.rounds > rounds + 20
+    # Attended slots, and activations with them, grow from one multiple of 256 to the next.
+    growth = engine._cache.runs([tokens])[FULL][0].slots / SLOT_STEP
+    assert mx.get_peak_memory() - before <= 2 * growth * one_step
+    assert mx.get_peak_memory() - before < whole
+    assert engine.stats.bytes_copied == copied
+
+
+def test_leaving_rows_cost_one_copied_row_each(load_pair: Loader) -> None:
+    pair = PAIRS[0]
+    prompts = load_golden(pair).prompts
+    jobs = [Job(tuple(prompts[i]), 4 if i == 0 else 30) for i in range(4)]
+    engine = engine_of(load_pair, pair, 0, 4, jobs)
+    while len(engine._live) != 3:
+        engine.step()
+    assert engine.stats.row_copies == 1
+    cache = engine._cache
+    assert cache is not None
+    assert engine.stats.bytes_copied == sum(b[0].nbytes for b in cache.keys + cache.values)
+    # The last row leaves without a copy.
+    other = engine_of(load_pair, pair, 0, 4, [*jobs[1:], jobs[0]])
+    while other.stats.rounds < 6:
+        other.step()
+    assert other.stats.row_copies == 0
