@@ -73,15 +73,17 @@ def convert(
     """
     recipe = Recipe.checked(bits, group_size, mode)
     drafter_recipe = _drafter_recipe(recipe, drafter_bits)
-    out = Path(out).expanduser().resolve()
+    out = _folder(out)
     _check_free(out)
 
     files = resolve(str(target))
+    if out.is_relative_to(files.path.resolve()):
+        raise UsageError(f"{out} lies inside the target's folder.", "Give a folder outside it.")
     config = TargetConfig.from_dict(read_json(files.path / "config.json"), files.name)
     if config.quantization is not None and recipe is not None:
         raise UsageError(
             f"{files.name} is quantized already.",
-            "Convert the unquantized checkpoint, or keep its weights with bits=None.",
+            "Convert the unquantized checkpoint, or keep its weights with bits none.",
         )
     warnings: list[str] = []
     drafter_files = _find(files, drafter, warnings)
@@ -114,6 +116,13 @@ def _drafter_recipe(recipe: Recipe | None, bits: int | None) -> Recipe | None:
     if bits is None or (recipe is not None and bits == recipe.bits):
         return recipe
     return None if bits == UNQUANTIZED else Recipe.checked(bits, None, "affine")
+
+
+def _folder(out: str | Path) -> Path:
+    try:
+        return Path(out).expanduser().resolve()
+    except (OSError, RuntimeError) as error:  # a name too long, a home folder that is not there
+        raise UsageError(f"{str(out)[:80]} is no path that can be written.") from error
 
 
 def _check_free(out: Path) -> None:

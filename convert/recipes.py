@@ -40,6 +40,8 @@ class Recipe:
         if bits is None:
             if group_size is not None:
                 raise UsageError("A group size is given without bits.", "Give bits as well.")
+            if mode != "affine":
+                raise UsageError(f"The mode {mode} is given without bits.", "Give bits as well.")
             return None
         known = QUANTIZATION_MODES[mode]
         sizes = known.get(bits)

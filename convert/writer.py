@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -27,6 +28,8 @@ from mlx_mtp.files import INDEX, read_header, weight_files
 from mlx_mtp.hub import ModelFiles
 from mlx_mtp.model.load import activation_dtype, load_drafter, load_target
 from mlx_mtp.pair import DrafterConfig, TargetConfig
+
+log = logging.getLogger("mlx_mtp")
 
 SHARD_BYTES = 2 * 1024**3
 """Most bytes in one weight file."""
@@ -67,6 +70,8 @@ def new_folder(out: Path) -> Iterator[Path]:
 
     Raises UsageError where nothing can be written there, ResourceError where the disk is full.
     """
+    for left in out.parent.glob(f".{out.name}.*.partial"):
+        log.warning("A conversion that was killed left %s; remove it.", left)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
@@ -197,7 +202,12 @@ def write_weights(folder: Path, weights: dict[str, mx.array]) -> int:
 def _write_shard(file: Path, arrays: dict[str, mx.array]) -> int:
     for array in arrays.values():
         mx.eval(array)  # one by one: each lets go of its source
-    mx.save_safetensors(str(file), arrays, metadata={"format": "mlx"})
+    try:
+        mx.save_safetensors(str(file), arrays, metadata={"format": "mlx"})
+    except RuntimeError as error:  # all that MLX says of a failed write
+        raise ResourceError(
+            f"{file.name} could not be written: {error}.", "Free some space and try again."
+        ) from error
     try:
         found = {name: (info.shape, info.nbytes) for name, info in read_header(file).items()}
     except MlxMtpError as error:

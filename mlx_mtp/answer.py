@@ -164,7 +164,9 @@ def as_request(prompt: Prompt) -> Request:
     """A prompt in any of its forms as a request."""
     if isinstance(prompt, Request):
         return prompt
-    return Request(prompt=prompt) if isinstance(prompt, str) else Request(messages=prompt)
+    if isinstance(prompt, list):
+        return Request(messages=prompt)
+    return Request(prompt=prompt)  # refuses what is no text
 
 
 def numbered(index: int, prompt: Prompt) -> Request:

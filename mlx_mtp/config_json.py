@@ -169,6 +169,9 @@ def flat_text_config(config: Fields) -> dict[str, Any]:
         "pad_token_id": text.integer("pad_token_id", 0),
     }
     flat.update(_full_attention_heads(text, flat))
+    for key in ("rms_norm_eps", "final_logit_softcapping"):
+        if flat[key] is not None and flat[key] <= 0:
+            raise text.fail(key, f"is {flat[key]}, not above 0")
     if flat["hidden_activation"] != "gelu_pytorch_tanh":
         raise text.fail("hidden_activation", f"is {flat['hidden_activation']!r}, not Gemma 4's own")
     if text.text("use_bidirectional_attention", None) == "all":
@@ -240,7 +243,20 @@ def _rope_parameters(text: Fields) -> dict[str, dict[str, Any]]:
     for layer_type, default in _ROPE_DEFAULTS.items():
         own = None if given is None else given.nested(layer_type)
         rope[layer_type] = dict(default if own is None else own.values)
+        _check_rope(Fields(rope[layer_type], f"{text.where}: rope_parameters: {layer_type}"))
     return rope
+
+
+def _check_rope(rope: Fields) -> None:
+    kind = rope.text("rope_type", "default")
+    if kind not in ("default", "linear", "proportional"):
+        raise rope.fail("rope_type", f"is {kind!r}, which Gemma 4 does not use")
+    if rope.number("rope_theta", 10_000.0) <= 0:
+        raise rope.fail("rope_theta", "is not above 0")
+    if not 0 < rope.number("partial_rotary_factor", 1.0) <= 1:
+        raise rope.fail("partial_rotary_factor", "is not in (0, 1]")
+    if rope.number("factor", 1.0 if kind != "linear" else _REQUIRED) <= 0:
+        raise rope.fail("factor", "is not above 0")
 
 
 def _full_attention_heads(text: Fields, flat: dict[str, Any]) -> dict[str, int | None]:

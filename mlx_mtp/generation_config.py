@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_mtp.config_json import Fields
+from mlx_mtp.errors import IncompatibleError
 
 
 @dataclass(frozen=True)
@@ -67,3 +68,13 @@ class GenerationDefaults:
         if not 0 <= defaults.min_p <= 1:
             raise own.fail("min_p", f"is {defaults.min_p}, not in [0, 1]")
         return defaults
+
+    def check_vocabulary(self, size: int) -> None:
+        """Raises IncompatibleError where suppress_tokens does not fit a vocabulary of this size."""
+        outside = [token for token in self.suppress_tokens if token >= size]
+        if outside or len(set(self.suppress_tokens)) == size:
+            what = f"id {outside[0]}, outside the vocabulary" if outside else "every token"
+            raise IncompatibleError(
+                f"generation_config.json: suppress_tokens names {what}.",
+                "Take the generation_config.json of the original checkpoint.",
+            )

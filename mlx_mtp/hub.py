@@ -19,7 +19,7 @@ from pathlib import Path
 from mlx_mtp.errors import MlxMtpError, ModelNotFoundError, ResourceError
 from mlx_mtp.files import read_json, weight_files
 
-__all__ = ["BUNDLED", "ModelFiles", "find_drafter", "resolve"]
+__all__ = ["BUNDLED", "ModelFiles", "find_drafter", "resolve", "short_name"]
 
 log = logging.getLogger("mlx_mtp")
 
@@ -74,7 +74,11 @@ def resolve(name: str, revision: str | None = None) -> ModelFiles:
     """
     if name in BUNDLED:
         return ModelFiles(name, _checked(BUNDLED[name], name))
-    path = Path(name).expanduser()
+    if not name.strip():
+        raise ModelNotFoundError(
+            "No model is named.", f"Give a folder or an id like {PUBLISHED[1]}."
+        )
+    path = _expanded(name)
     if path.exists() or not _HUB_ID.fullmatch(name):
         return ModelFiles(_snapshot_name(path) or name, _checked(path, name), _revision(path))
     cached, complete = _cached(name, revision)
@@ -142,6 +146,19 @@ def _drafter_names(target: str) -> Iterator[str]:
     official = {name.lower(): name for name in PUBLISHED}.get(f"google/{base}".lower())
     if official is not None:
         yield f"{official}-assistant"
+
+
+def _expanded(name: str) -> Path:
+    """The path a name may be. Raises ModelNotFoundError where it can be none."""
+    try:
+        path = Path(name).expanduser()
+        path.exists()  # of a name that is too long, too
+        return path
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ModelNotFoundError(
+            f"There is no folder {name[:80]}, and it is not a hub id.",
+            f"Give a folder or an id like {PUBLISHED[1]}.",
+        ) from error
 
 
 def _checked(path: Path, name: str) -> Path:
@@ -238,7 +255,7 @@ def _downloaded(name: str, revision: str | None) -> ModelFiles:
         reason = next(iter(str(error).splitlines()), "").strip() or type(error).__name__
         raise ModelNotFoundError(
             f"{name} could not be downloaded: {reason.rstrip('.')}.",
-            "Run the command again; what has arrived is kept.",
+            "Check the name and the network, then run it again; what has arrived is kept.",
         ) from error
     return ModelFiles(name, _checked(path, name), _revision(path))
 
@@ -254,6 +271,11 @@ def _offline() -> bool:
 def _revision(path: Path) -> str | None:
     """The commit hash in a snapshot folder's own name."""
     return None if _snapshot_name(path) is None else path.name
+
+
+def short_name(path: Path) -> str:
+    """What to call a model's folder: a snapshot's hub id, else its last two parts."""
+    return _snapshot_name(path) or "/".join(path.parts[-2:])
 
 
 def _snapshot_name(path: Path) -> str | None:

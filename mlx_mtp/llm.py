@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
+from operator import index
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import mlx.core as mx
 
@@ -18,7 +19,7 @@ from mlx_mtp.decode.engine import Engine
 from mlx_mtp.errors import UsageError
 from mlx_mtp.files import read_json, read_optional_json
 from mlx_mtp.generation_config import GenerationDefaults
-from mlx_mtp.hub import find_drafter, resolve
+from mlx_mtp.hub import find_drafter, resolve, short_name
 from mlx_mtp.model.drafter import Drafter, DraftPosition
 from mlx_mtp.model.load import load_drafter, load_target
 from mlx_mtp.model.target import Target
@@ -62,6 +63,11 @@ def load(
         ModelNotFoundError: not found, gated, incomplete or damaged.
         IncompatibleError: not a Gemma 4 target, or a drafter of another target.
     """
+    if draft_position not in get_args(DraftPosition):
+        raise UsageError(
+            f"draft_position is {draft_position!r}.",
+            f"Give one of {', '.join(get_args(DraftPosition))}.",
+        )
     files = resolve(str(name))
     raw = read_json(files.path / "config.json")
     config = TargetConfig.from_dict(raw, files.name)
@@ -79,6 +85,7 @@ def load(
     defaults = GenerationDefaults.from_dict(
         read_optional_json(files.path / "generation_config.json"), raw
     )
+    defaults.check_vocabulary(config.vocab_size)
     llm = LLM(target, files.path, files.name, defaults)
     llm.warnings += warnings
     if drafter_path is not None and drafter_config is not None:
@@ -103,16 +110,9 @@ def _choose_drafter(
         return None, None
     if drafter == "auto":
         found = find_drafter(name, path)
-        return found, None if found is None else _short_name(found)
+        return found, None if found is None else short_name(found)
     files = resolve(str(drafter))
     return files.path, files.name
-
-
-def _short_name(path: Path) -> str:
-    """A hub snapshot's repository, else the folder's last two parts."""
-    if path.parent.name == "snapshots":
-        return path.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
-    return "/".join(path.parts[-2:])
 
 
 def _wire_memory() -> None:
@@ -222,7 +222,7 @@ class LLM:
         results = dict(
             self._run(prompts, self._answering(params, thinking), batch_size, draft_depth)
         )
-        return [results[index] for index in range(len(results))]
+        return [results[number] for number in range(len(results))]
 
     def as_completed(
         self,
@@ -241,7 +241,7 @@ class LLM:
         Raises:
             UsageError: a parameter of the call itself.
         """
-        requests = (numbered(index, prompt) for index, prompt in enumerate(prompts))
+        requests = (numbered(number, prompt) for number, prompt in enumerate(prompts))
         running = self._run(requests, self._answering(params, thinking), batch_size, draft_depth)
         return (result for _, result in running)
 
@@ -260,13 +260,16 @@ class LLM:
         """
         if params is not None and params.stop:
             raise UsageError("Stop strings need text.", "Use stop_token_ids, or `generate`.")
-        requests = [Request(token_ids=list(ids)) for ids in prompts]
+        try:
+            requests = [Request(token_ids=list(map(index, ids))) for ids in prompts]
+        except TypeError as error:
+            raise UsageError("A prompt is not a list of token ids.", "Give ids.") from error
 
         def answering(request: Request) -> Answer:
             return Answer(request, params, self.defaults, self._context, None)
 
         results = dict(self._run(requests, answering, batch_size, draft_depth))
-        return [results[index] for index in range(len(results))]
+        return [results[number] for number in range(len(results))]
 
     def _run(
         self,
@@ -276,6 +279,8 @@ class LLM:
         draft_depth: Depth,
     ) -> Iterator[tuple[int, Result]]:
         """Number and result of each request, in the order in which they finish."""
+        if isinstance(prompts, str):
+            raise UsageError("The prompts are one text.", "Give a list of prompts.")
         source = iter(prompts)
         first = list(islice(source, MAX_ROWS + 1))  # enough to know how many rows are needed
         engine = self._engine(draft_depth, rows=batch_size, work=len(first))
@@ -289,6 +294,9 @@ class LLM:
     def _answering(
         self, params: SamplingParams | None, thinking: bool
     ) -> Callable[[Request], Answer]:
+        if params is not None and not isinstance(params, SamplingParams):
+            raise UsageError("The parameters are no SamplingParams.", "Build them first.")
+
         def answering(request: Request) -> Answer:
             return Answer(
                 request, params, self.defaults, self._context, lambda: self.tokenizer, thinking

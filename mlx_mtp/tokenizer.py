@@ -86,7 +86,7 @@ class Tokenizer:
         except Exception as error:  # transformers and tokenizers raise all kinds, bare ones too
             raise ModelNotFoundError(
                 f"The tokenizer in {folder} cannot be read: {_first_line(error)}.",
-                "Take the tokenizer files from the original checkpoint.",
+                "Take the tokenizer files and config.json from the original checkpoint.",
             ) from error
 
     def encode(self, text: str) -> list[int]:
@@ -118,7 +118,7 @@ class Tokenizer:
         except Exception as error:  # a template is a program of the checkpoint's author
             raise UsageError(
                 f"The model's chat template refuses this conversation: {_first_line(error)}.",
-                "Check the roles, their order and the contents.",
+                "Check the roles, their order and the contents, or the template itself.",
             ) from error
         # The template writes <bos> itself, so `encode` must not add another.
         return self.encode(text)
@@ -305,4 +305,4 @@ def _part_text(part: Any, n: int) -> str:
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].rstrip(".")
+    return lines[0].rstrip(".: ")

@@ -5,6 +5,7 @@ All classes are frozen except `RunStats`, which the engine adds to as it runs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -16,6 +17,9 @@ MAX_DEPTH = 7
 
 MAX_ROWS = 8
 """Most requests that decode together."""
+
+MAX_TEMPERATURE = 1e6
+"""More than any use: the logits of Gemma 4 lie between -30 and 30."""
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Message = dict[str, Any]
@@ -48,12 +52,11 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        object.__setattr__(self, "stop", _as_tuple("stop", stop))
+        object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
         _check_range("max_tokens", self.max_tokens, int, 1, None)
-        _check_range("temperature", self.temperature, float, 0.0, None)
+        _check_range("temperature", self.temperature, float, 0.0, MAX_TEMPERATURE)
         _check_range("top_k", self.top_k, int, 0, None)
         _check_range("top_p", self.top_p, float, 0.0, 1.0)
         _check_range("min_p", self.min_p, float, 0.0, 1.0)
@@ -81,6 +84,14 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _as_tuple(name: str, values: Any) -> tuple[Any, ...]:
+    if values is None:
+        return ()
+    if not isinstance(values, Iterable):
+        raise UsageError(f"{name} is {values!r}.", "Give a list.")
+    return tuple(values)
+
+
 def _check_range(name: str, value: Any, kind: type, low: float, high: float | None) -> None:
     if value is None:
         return
@@ -89,8 +100,6 @@ def _check_range(name: str, value: Any, kind: type, low: float, high: float | No
         wanted = "a whole number" if kind is int else "a number"
         span = f"at least {low}" if high is None else f"from {low} to {high}"
         raise UsageError(f"{name} is {value!r}.", f"Give {wanted} {span}.")
-    if value == float("inf"):
-        raise UsageError(f"{name} is infinite.", "Give a finite number.")
 
 
 @dataclass(frozen=True)
@@ -118,6 +127,15 @@ class Request:
                 "A request needs exactly one of prompt, messages and token_ids.",
                 "Give one of them.",
             )
+        if self.prompt is not None and not isinstance(self.prompt, str):
+            raise UsageError(f"The prompt is {self.prompt!r}, not text.", "Give a text.")
+        if self.messages is not None and not isinstance(self.messages, list):
+            raise UsageError("The messages are not a list.", "Give a list of messages.")
+        ids = [] if self.token_ids is None else self.token_ids
+        if not isinstance(ids, list) or not all(map(_is_int, ids)):
+            raise UsageError("The token ids are not a list of whole numbers.", "Give ids.")
+        if self.params is not None and not isinstance(self.params, SamplingParams):
+            raise UsageError("The request's params are no SamplingParams.", "Build them first.")
 
 
 @dataclass(frozen=True)

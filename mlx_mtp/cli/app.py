@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -73,9 +74,15 @@ def _root(
 
 
 def main() -> None:
-    """Console entry point."""
+    """Run the command line of this process."""
     _mend_streams()
+    signal.signal(signal.SIGTERM, _terminate)
     sys.exit(run(sys.argv[1:]))
+
+
+def _terminate(number: int, _: object) -> None:
+    """Leave as shells expect it of a terminated program, but tidy up what is under way first."""
+    sys.exit(128 + number)
 
 
 def _mend_streams() -> None:

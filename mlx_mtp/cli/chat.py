@@ -40,6 +40,8 @@ from mlx_mtp.errors import UsageError
 from mlx_mtp.types import Chunk, FinishReason, Message, RequestStats, SamplingParams
 
 DEFAULT_MODEL = "pocket"
+FEW_DRAFTS = 40
+"""Drafts after which hardly any accepted one is no bad luck."""
 
 CHAT_EXAMPLES = """Examples:
 
@@ -226,6 +228,11 @@ def _warn_of_idle_drafter(
     could_draft = drafter is not None and depth != 0 and reply.stats.rounds > 0
     if could_draft and not reply.stats.drafted and reply.finish_reason != "cancelled":
         console.warn("the drafter was loaded, but nothing was drafted.")
+    elif reply.stats.drafted >= FEW_DRAFTS and reply.stats.accepted < 0.05 * reply.stats.drafted:
+        console.warn(
+            f"only {reply.stats.accepted} of {reply.stats.drafted} drafts were accepted: is this "
+            "the model's own drafter? Without it the same text comes sooner."
+        )
 
 
 def _write_json(document: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -34,20 +35,20 @@ class Console:
     def note(self, text: str) -> None:
         """One line that matters little."""
         if not self.quiet:
-            self._stderr.print(text, style="dim")
+            self._say(text, style="dim")
 
     def warn(self, text: str) -> None:
         """One line that the user should act on or know."""
         if not self.quiet:
-            self._stderr.print(f"warning: {text}", style="yellow")
+            self._say(f"warning: {text}", style="yellow")
 
     def error(self, message: str, hint: str = "") -> None:
         """What went wrong and what to do about it. With --debug, the traceback first."""
         if self.debug and sys.exc_info()[0] is not None:
             traceback.print_exc()
-        self._stderr.print(f"error: {message}", style="red")
+        self._say(f"error: {message}", style="red")
         if hint:
-            self._stderr.print(f"  {hint}")
+            self._say(f"  {hint}")
 
     def start_logging(self) -> None:
         """Send the package's log to stderr as loud as the flags say."""
@@ -59,6 +60,10 @@ class Console:
             handler = logging.StreamHandler()
             handler.setFormatter(_LowerCase("%(levelname)s: %(message)s"))
             log.addHandler(handler)
+
+    def _say(self, text: str, style: str | None = None) -> None:
+        with suppress(OSError):  # an answer is worth more than what is said about it
+            self._stderr.print(text, style=style)
 
     @cached_property
     def _stderr(self) -> RichConsole:

@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlx_mtp.decode.request import Job, Progress, Running
 from mlx_mtp.decode.round import Rows, read, run_round
 from mlx_mtp.decode.sampling import Sampler
-from mlx_mtp.errors import UsageError
+from mlx_mtp.errors import UsageError, VerificationError
 from mlx_mtp.model.cache import PREFILL_CHUNK, SPARE_SLOTS, SlotCache
 from mlx_mtp.model.drafter import Drafter
 from mlx_mtp.model.target import Target
@@ -107,7 +107,7 @@ class Engine:
                 f"The prompt has {prompt} tokens and the model's context holds {context}.",
                 "Shorten the prompt.",
             )
-        if not all(0 <= token < config.vocab_size for token in job.token_ids):
+        if not 0 <= min(job.token_ids) <= max(job.token_ids) < config.vocab_size:
             raise UsageError(
                 "The prompt has token ids outside the vocabulary.",
                 f"Give ids from 0 to {config.vocab_size - 1}.",
@@ -177,7 +177,14 @@ class Engine:
         sampler = Sampler([running.job.sampling], self.target.config.vocab_size, self.suppress)
         lengths = mx.array([running.prefilled], mx.int32)
         first = sampler.choose(self.target.logits(hidden), sampler.noise(lengths[:, None]))[:, 0]
-        token = cast(int, first.item())
+        # One read brings the token and whether the model computes numbers at all.
+        finite = mx.isfinite(hidden.astype(mx.float32).sum()).astype(mx.int32)
+        token, is_finite = cast("list[int]", mx.concatenate([first, finite[None]]).tolist())
+        if not is_finite:
+            raise VerificationError(
+                "The model computes values that are not numbers.",
+                "Its weights are damaged or its config is wrong: get the checkpoint again.",
+            )
         self.stats.prefill_reads += 1
         running.prefill_seconds += perf_counter() - began
         self._prefilling = None

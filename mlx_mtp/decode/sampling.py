@@ -18,6 +18,11 @@ import mlx.core as mx
 
 BLOCK = 1024
 """Logits per block in the first stage of top-k."""
+LEAST_TOP_P = 1e-6
+"""The best of 262,144 tokens has at least this probability: a smaller top_p keeps it alone too,
+and would be lost in fp32."""
+LEAST_TEMPERATURE = 1e-30
+"""Below it logits / T leave fp32; it is greedy."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +56,19 @@ class Sampler:
             banned = mx.zeros((vocabulary,), mx.float32)
             banned[mx.array(list(suppress))] = -mx.inf
             self._suppressed = banned
-        sampled = [row for row in rows if row.temperature > 0]
+        warm = [row.temperature >= LEAST_TEMPERATURE for row in rows]
+        sampled = [row for row, is_warm in zip(rows, warm, strict=True) if is_warm]
         self.any_sampled = bool(sampled)
         self._largest_k = max((min(row.top_k, vocabulary) for row in sampled), default=0)
         self._any_top_p = any(row.top_p < 1 and row.top_k for row in sampled)
         self._any_bare_top_p = any(row.top_p < 1 and not row.top_k for row in sampled)
         self._any_min_p = any(row.min_p > 0 for row in sampled)
-        self._temperature = mx.array([row.temperature for row in rows], mx.float32)
+        temperatures = [
+            row.temperature if is_warm else 0.0 for row, is_warm in zip(rows, warm, strict=True)
+        ]
+        self._temperature = mx.array(temperatures, mx.float32)
         self._top_k = mx.array([min(row.top_k, vocabulary) for row in rows], mx.int32)
-        self._top_p = mx.array([row.top_p for row in rows], mx.float32)
+        self._top_p = mx.array([max(row.top_p, LEAST_TOP_P) for row in rows], mx.float32)
         self._min_p = mx.array([row.min_p for row in rows], mx.float32)
         self._seeds = mx.array([row.seed for row in rows], mx.uint32)
 

@@ -279,6 +279,8 @@ def _fill(model: nn.Module, weights: Weights, lazy: bool) -> None:
         arrays: Weights = dict(tree_flatten(model.parameters()))
         for array in arrays.values():
             mx.eval(array)  # one by one: what a cast or a split came from is let go at once
+        # RoPE's tables are no parameters; unevaluated they would stay bound to this thread.
+        mx.eval([v for m in model.modules() for v in m.values() if isinstance(v, mx.array)])
 
 
 def _wrong_shape(

@@ -17,15 +17,19 @@ from mlx_mtp.types import Request, SamplingParams
         ({"max_tokens": 0}, "max_tokens is 0. Give a whole number at least 1."),
         ({"max_tokens": 1.5}, "max_tokens is 1.5. Give a whole number at least 1."),
         ({"max_tokens": True}, "max_tokens is True. Give a whole number at least 1."),
-        ({"temperature": -1}, "temperature is -1. Give a number at least 0.0."),
-        ({"temperature": float("nan")}, "temperature is nan. Give a number at least 0.0."),
-        ({"temperature": float("inf")}, "temperature is infinite. Give a finite number."),
+        ({"temperature": -1}, "temperature is -1. Give a number from 0.0 to 1000000.0."),
+        ({"temperature": float("nan")}, "temperature is nan. Give a number from 0.0 to 1000000.0."),
+        (
+            {"temperature": 10**400},
+            f"temperature is {10**400}. Give a number from 0.0 to 1000000.0.",
+        ),
         ({"top_p": 1.1}, "top_p is 1.1. Give a number from 0.0 to 1.0."),
         ({"top_p": 0}, "top_p is 0, which keeps no token. Give a top_p in (0, 1]."),
         ({"top_k": -1}, "top_k is -1. Give a whole number at least 0."),
         ({"min_p": "x"}, "min_p is 'x'. Give a number from 0.0 to 1.0."),
         ({"seed": 2**32}, f"seed is {2**32}. Give a whole number from 0 to {2**32 - 1}."),
         ({"stop": ("",)}, "A stop string is empty or not text. Give non-empty stop strings."),
+        ({"stop": 5}, "stop is 5. Give a list."),
         ({"stop_token_ids": (-1,)}, "A stop token id is not a whole number >= 0. Give token ids."),
     ],
 )
@@ -50,6 +54,22 @@ def test_parameters_are_frozen_and_normal() -> None:
     assert params.stop_token_ids == (1, 2)
     with pytest.raises(FrozenInstanceError):
         params.top_k = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"token_ids": ["a"]},
+        {"token_ids": [1.5]},
+        {"token_ids": 5},
+        {"prompt": 5},
+        {"messages": "hi"},
+        {"prompt": "x", "params": {"temperature": 0}},
+    ],
+)
+def test_a_request_of_the_wrong_type_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Request(**given)
 
 
 @pytest.mark.parametrize(
