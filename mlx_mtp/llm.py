@@ -117,10 +117,9 @@ def _choose_drafter(
 
 def _wire_memory() -> None:
     """Keep the weights resident on macOS; a no-op elsewhere."""
-    if mx.metal.is_available():
-        limit = mx.device_info().get("max_recommended_working_set_size")
-        if limit is not None:
-            mx.set_wired_limit(int(limit))
+    limit = mx.device_info().get("max_recommended_working_set_size")
+    if mx.metal.is_available() and limit is not None:
+        mx.set_wired_limit(int(limit))
 
 
 class LLM:
@@ -204,7 +203,7 @@ class LLM:
     ) -> list[Result]:
         """Answer many prompts, up to batch_size of them decoding together.
 
-        A request that cannot be served ends with finish_reason "error"; the others go on.
+        A request that can't be served ends with finish_reason "error"; the others go on.
 
         Args:
             prompts: user messages, conversations or Requests in any mix.
@@ -235,8 +234,8 @@ class LLM:
     ) -> Iterator[Result]:
         """As `generate`, but give each result when it is finished.
 
-        Prompts are taken from the iterable as rows become free, a few ahead, so that it may be
-        longer than memory. A request without an id gets its number, counted from 0.
+        Prompts are taken as rows become free, a few ahead, so there may be more than memory holds.
+        A request without an id gets its number, counted from 0.
 
         Raises:
             UsageError: a parameter of the call itself.
@@ -255,8 +254,7 @@ class LLM:
     ) -> list[Result]:
         """As `generate`, from token ids to token ids; needs no tokenizer, leaves text empty.
 
-        Raises:
-            UsageError: a parameter of the call itself, or stop strings, which need text.
+        Raises UsageError: a parameter of the call itself, or stop strings, which need text.
         """
         if params is not None and params.stop:
             raise UsageError("Stop strings need text.", "Use stop_token_ids, or `generate`.")

@@ -18,7 +18,7 @@ MAX_DEPTH = 7
 MAX_ROWS = 8
 """Most requests that decode together."""
 
-MAX_TEMPERATURE = 1e6
+MAX_TEMPERATURE = 1_000_000
 """More than any use: the logits of Gemma 4 lie between -30 and 30."""
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -56,10 +56,10 @@ class SamplingParams:
         object.__setattr__(self, "stop", _as_tuple("stop", stop))
         object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
         _check_range("max_tokens", self.max_tokens, int, 1, None)
-        _check_range("temperature", self.temperature, float, 0.0, MAX_TEMPERATURE)
+        _check_range("temperature", self.temperature, float, 0, MAX_TEMPERATURE)
         _check_range("top_k", self.top_k, int, 0, None)
-        _check_range("top_p", self.top_p, float, 0.0, 1.0)
-        _check_range("min_p", self.min_p, float, 0.0, 1.0)
+        _check_range("top_p", self.top_p, float, 0, 1)
+        _check_range("min_p", self.min_p, float, 0, 1)
         _check_range("seed", self.seed, int, 0, 2**32 - 1)
         if self.top_p == 0:
             raise UsageError("top_p is 0, which keeps no token.", "Give a top_p in (0, 1].")
@@ -92,7 +92,7 @@ def _as_tuple(name: str, values: Any) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _check_range(name: str, value: Any, kind: type, low: float, high: float | None) -> None:
+def _check_range(name: str, value: Any, kind: type, low: int, high: int | None) -> None:
     if value is None:
         return
     number = _is_int(value) or (kind is float and isinstance(value, float))

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from time import perf_counter
 
 import pytest
 
@@ -72,13 +71,15 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 
 def test_help_comes_at_once() -> None:
-    # The best of five: other work on the machine must not fail this.
+    # CPU seconds, best of five: other work on the machine must not fail this.
     times = []
     for _ in range(5):
-        start = perf_counter()
+        before = os.times()
         assert mlx_mtp_command("--help").returncode == 0
-        times.append(perf_counter() - start)
-    assert min(times) < 0.5
+        after = os.times()
+        used = (after.children_user, after.children_system)
+        times.append(sum(used) - before.children_user - before.children_system)
+    assert 0 < min(times) < 0.5
 
 
 @pytest.mark.parametrize("command", ["chat", "convert"])
@@ -124,7 +125,7 @@ def test_version() -> None:
         (
             ["chat", "-p", "x", "--temperature", "-1"],
             2,
-            "error: temperature is -1.0.\n  Give a number at least 0.0.\n",
+            "error: temperature is -1.0.\n  Give a number from 0 to 1000000.\n",
         ),
         (
             ["chat", "-p", "x", "--draft-depth", "8"],

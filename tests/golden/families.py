@@ -121,7 +121,7 @@ def _e2b() -> Family:
     )
     towers = {"vision_config": {**VISION, "use_clipped_linears": True}, "audio_config": AUDIO}
     return Family(
-        "e2b", 11, 700, Gains(0.5, 1.0, 5.0, 0.11), target, drafter, towers, centroids=(16, 4)
+        "e2b", 11, 700, Gains(0.4, 1.0, 5.0, 0.11), target, drafter, towers, centroids=(16, 4)
     )
 
 

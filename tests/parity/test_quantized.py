@@ -22,7 +22,9 @@ RECIPES = {
     "nvfp4": {"bits": 4, "mode": "nvfp4"},
 }
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
-SAMPLED = SamplingParams(max_tokens=24, temperature=1, top_k=64, top_p=0.95, seed=3)
+SAMPLED = SamplingParams(
+    max_tokens=24, temperature=1, top_k=64, top_p=0.95, seed=3, ignore_eos=True
+)
 
 
 def converted(pair: Path, out: Path, recipe: str) -> LLM:
