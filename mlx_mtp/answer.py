@@ -128,6 +128,7 @@ class Answer:
             seed=self.seed,
             stats=last.stats,
             thinking=self._thinking,
+            error=None if last.error is None else str(last.error),
             id=self.request.id,
         )
 

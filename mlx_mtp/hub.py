@@ -19,7 +19,7 @@ from pathlib import Path
 from mlx_mtp.errors import MlxMtpError, ModelNotFoundError, ResourceError
 from mlx_mtp.files import read_json, weight_files
 
-__all__ = ["BUNDLED", "ModelFiles", "find_drafter", "resolve", "short_name"]
+__all__ = ["BUNDLED", "ModelFiles", "choose_drafter", "find_drafter", "resolve"]
 
 log = logging.getLogger("mlx_mtp")
 
@@ -273,7 +273,27 @@ def _revision(path: Path) -> str | None:
     return None if _snapshot_name(path) is None else path.name
 
 
-def short_name(path: Path) -> str:
+def choose_drafter(
+    target: ModelFiles, drafter: str | Path | None
+) -> tuple[Path | None, str | None]:
+    """The folder of the drafter asked for and what to call it; None, None where there is none.
+
+    Args:
+        target: the model it is for.
+        drafter: "auto", a folder or hub id, or None for no drafter.
+
+    Raises ModelNotFoundError: one that is named is not there; "auto" may find none.
+    """
+    if drafter is None:
+        return None, None
+    if drafter == "auto":
+        found = find_drafter(target.name, target.path)
+        return found, None if found is None else _short_name(found)
+    files = resolve(str(drafter))
+    return files.path, files.name
+
+
+def _short_name(path: Path) -> str:
     """What to call a model's folder: a snapshot's hub id, else its last two parts."""
     return _snapshot_name(path) or "/".join(path.parts[-2:])
 

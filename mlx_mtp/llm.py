@@ -19,7 +19,7 @@ from mlx_mtp.decode.engine import Engine
 from mlx_mtp.errors import UsageError
 from mlx_mtp.files import read_json, read_optional_json
 from mlx_mtp.generation_config import GenerationDefaults
-from mlx_mtp.hub import find_drafter, resolve, short_name
+from mlx_mtp.hub import choose_drafter, resolve
 from mlx_mtp.model.drafter import Drafter, DraftPosition
 from mlx_mtp.model.load import load_drafter, load_target
 from mlx_mtp.model.target import Target
@@ -72,7 +72,7 @@ def load(
     raw = read_json(files.path / "config.json")
     config = TargetConfig.from_dict(raw, files.name)
     warnings: list[str] = []
-    drafter_path, drafter_name = _choose_drafter(files.name, files.path, drafter)
+    drafter_path, drafter_name = choose_drafter(files, drafter)
     drafter_config = None
     if drafter_path is not None:
         label = drafter_name or drafter_path.name
@@ -100,19 +100,6 @@ def load(
         )
         llm.default_depth = min(own.num_assistant_tokens or DEFAULT_DEPTH, MAX_DEPTH)
     return llm
-
-
-def _choose_drafter(
-    name: str, path: Path, drafter: str | Path | None
-) -> tuple[Path | None, str | None]:
-    """The drafter's folder and what to call it."""
-    if drafter is None:
-        return None, None
-    if drafter == "auto":
-        found = find_drafter(name, path)
-        return found, None if found is None else short_name(found)
-    files = resolve(str(drafter))
-    return files.path, files.name
 
 
 def _wire_memory() -> None:
@@ -180,6 +167,7 @@ class LLM:
 
         Raises:
             UsageError: the prompt or a parameter cannot be served.
+            VerificationError: the model computes no numbers; raised while streaming.
         """
         request = as_request(prompt)
         answer = self._answering(params, thinking)(request)
@@ -190,6 +178,8 @@ class LLM:
     def _run_stream(self, engine: Engine, answer: Answer) -> Iterator[Chunk]:
         while engine.has_work:
             for progress in engine.step():
+                if progress.error is not None:
+                    raise progress.error
                 yield from answer.advance(progress)
 
     def generate(

@@ -180,14 +180,15 @@ class Engine:
         # One read brings the token and whether the model computes numbers at all.
         finite = mx.isfinite(hidden.astype(mx.float32).sum()).astype(mx.int32)
         token, is_finite = cast("list[int]", mx.concatenate([first, finite[None]]).tolist())
-        if not is_finite:
-            raise VerificationError(
-                "The model computes values that are not numbers.",
-                "Its weights are damaged or its config is wrong: get the checkpoint again.",
-            )
         self.stats.prefill_reads += 1
         running.prefill_seconds += perf_counter() - began
         self._prefilling = None
+        if not is_finite:
+            error = VerificationError(
+                "The model computes values that are not numbers.",
+                "Its weights are damaged, its config is wrong, or float16 is too narrow for it.",
+            )
+            return [Progress(running.job_id, (), "error", running.stats(), error)]
         used, reason = running.accept([token])
         if reason is None:
             self._ready = (running, Rows(first, lengths, hidden))

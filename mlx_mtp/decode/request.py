@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from mlx_mtp.decode.sampling import RowSampling
+from mlx_mtp.errors import MlxMtpError
 from mlx_mtp.types import MAX_DEPTH, FinishReason, RequestStats
 
 
@@ -37,12 +38,14 @@ class Progress:
         job_id: as `Engine.add` returned it.
         token_ids: new ids; the last one completed the stop where finish_reason is "stop".
         finish_reason, stats: set when the request is over.
+        error: why, where finish_reason is "error".
     """
 
     job_id: int
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     stats: RequestStats | None = None
+    error: MlxMtpError | None = None
 
 
 @dataclass

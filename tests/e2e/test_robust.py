@@ -57,8 +57,14 @@ def test_a_model_that_computes_no_numbers_says_so(copied: Path) -> None:
     weights[name] = weights[name] * mx.array(float("nan"), weights[name].dtype)
     mx.eval(weights)
     mx.save_safetensors(str(file), weights)
+    llm = load(copied)
+    (result,) = llm.generate([TABLE])
+    assert (result.finish_reason, result.token_ids) == ("error", [])
+    assert result.error is not None
+    assert "not numbers" in result.error
+    stream = llm.stream(TABLE)
     with pytest.raises(VerificationError, match="not numbers"):
-        load(copied).generate([TABLE])
+        next(stream)
 
 
 def test_a_model_serves_another_thread_than_the_one_that_loaded_it() -> None:
