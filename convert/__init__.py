@@ -97,8 +97,8 @@ def convert(
             drafter_recipe = None
         if drafter_config.use_ordered_embeddings and drafter_recipe is not None:
             warnings.append(
-                "mlx-vlm cannot read this drafter's quantized table; leave the drafter unquantized "
-                "if it must."
+                "mlx-vlm, if you use it, cannot read this drafter's quantized table; "
+                "--drafter-bits none keeps the drafter readable for it."
             )
 
     drafter_report = None

@@ -77,11 +77,11 @@ class Recipe:
             for group_size in (64, 32):
                 if width % group_size == 0:
                     return {"group_size": group_size, "bits": 8, "mode": "affine"}
-            return f"its width {width} is not divisible by 32"
+            return f"width {width} is not divisible by 32"
         if path.startswith("masked_embedding."):
             return "it selects the centroids and is small"
         if width % self.group_size:
-            return f"its width {width} is not divisible by {self.group_size}"
+            return f"width {width} is not divisible by {self.group_size}"
         if is_table and self.mode == "nvfp4" and width % 32:
             return f"nvfp4 cannot look up rows of width {width}"
         return self.params()

@@ -23,8 +23,10 @@ __all__ = ["BUNDLED", "ModelFiles", "choose_drafter", "find_drafter", "resolve"]
 
 log = logging.getLogger("mlx_mtp")
 
-BUNDLED = {"pocket": Path(__file__).parent / "data" / "pocket" / "target"}
-"""Models that come with the package."""
+BUNDLED = {
+    name: Path(__file__).parent / "data" / name / "target" for name in ("pocket", "pocket-moe")
+}
+"""Models that come with the package: one in E-series shape, one with experts."""
 
 PUBLISHED = tuple(f"google/gemma-4-{size}-it" for size in ("E2B", "E4B", "12B", "26B-A4B", "31B"))
 

@@ -53,7 +53,7 @@ def load(
     """Load a target and its drafter.
 
     Args:
-        name: a folder, a hub id or "pocket"; Hugging Face layout or an MLX conversion.
+        name: a folder, a hub id, "pocket" or "pocket-moe"; Hugging Face layout or MLX conversion.
         drafter: "auto" looks for the target's own (and decodes plainly where there is none),
             None decodes plainly, a folder or hub id must be a drafter of this target.
         dtype: of the activations ("float32", "bfloat16", "float16"); None: as stored.

@@ -31,7 +31,7 @@ CONVERT_EXAMPLES = """Examples:
   mlx-mtp convert google/gemma-4-E4B-it -o gemma-4-E4B-it-4bit
   mlx-mtp convert google/gemma-4-12B-it -o out --bits 8 --drafter-bits 4
   mlx-mtp convert ./fine-tuned -o out --drafter google/gemma-4-E4B-it-assistant
-  mlx-mtp convert pocket -o pocket-8bit --bits 8 --group-size 32
+  mlx-mtp convert pocket -o pocket-8bit --bits 8
 """
 
 
@@ -40,7 +40,8 @@ def convert(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="TARGET", help="A folder, a hub id or pocket, the bundled demonstration model."
+            metavar="TARGET",
+            help="A folder, a hub id, or pocket or pocket-moe, the bundled demonstrations.",
         ),
     ],
     output: Annotated[

@@ -53,7 +53,8 @@ ModelArgument = Annotated[
     typer.Argument(
         metavar="MODEL",
         envvar="MLX_MTP_MODEL",
-        help="A folder, a hub id or pocket, the bundled demonstration model. [default: pocket]",
+        help="A folder, a hub id, or pocket or pocket-moe, the bundled demonstrations. "
+        "[default: pocket]",
     ),
 ]
 DrafterOption = Annotated[
