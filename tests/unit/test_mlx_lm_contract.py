@@ -213,17 +213,21 @@ def test_detokenizers_keep_their_text_in_a_plain_attribute(kind: type[Any]) -> N
     # We shorten `text`, `tokens` and `offset` between tokens, see mlx_mtp.tokenizer.Detokenizer.
     assert issubclass(kind, StreamingDetokenizer)
     assert not hasattr(kind, "text")
-    detokenizer = kind(load(POCKET)._tokenizer)
-    detokenizer.add_token(40)
-    assert (detokenizer.text, detokenizer.tokens, detokenizer.offset) == ("C", [40], 0)
+    wrapper = load(POCKET)
+    letter = wrapper.get_vocab()["C"]
+    detokenizer = kind(wrapper._tokenizer)
+    detokenizer.add_token(letter)
+    assert (detokenizer.text, detokenizer.tokens, detokenizer.offset) == ("C", [letter], 0)
     assert detokenizer.last_segment == "C"
     assert detokenizer.offset == 1
 
 
 def test_the_byte_level_detokenizer_still_has_the_faults_we_work_around() -> None:
-    detokenizer = load(POCKET).detokenizer
+    wrapper = load(POCKET)
+    vocabulary = wrapper.get_vocab()
+    detokenizer = wrapper.detokenizer
     assert isinstance(detokenizer, BPEStreamingDetokenizer)
-    detokenizer.add_token(226)  # a single space
+    detokenizer.add_token(vocabulary["Ġ"])  # a single space
     assert detokenizer.last_segment == ""  # held back
-    detokenizer.add_token(40)
+    detokenizer.add_token(vocabulary["C"])
     assert detokenizer.last_segment == "C"  # and then dropped
