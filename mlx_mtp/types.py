@@ -220,8 +220,8 @@ class RunStats:
         prefill_tokens: prompt tokens put through the target.
         row_copies, bytes_copied: cache rows moved or grown, and their bytes.
         expert_pairs: (token, expert) pairs computed.
-        distinct_experts: experts read at least once per layer and forward, summed; counted only
-            where the engine was asked to (it costs a device reduction per layer).
+        distinct_experts: experts read at least once per layer and forward, summed; not counted
+            yet, so always 0.
         peak_bytes: peak of MLX's allocator.
     """
 

@@ -258,9 +258,8 @@ class SlotCache:
                 extra = mx.zeros((*old.shape[:2], grown - self.capacity, old.shape[3]), old.dtype)
                 buffers[layer] = mx.concatenate([old, extra], axis=2)
                 self.bytes_copied += old.nbytes
-                mx.eval(
-                    buffers[layer]
-                )  # one buffer at a time: the old one is freed before the next
+                # One buffer at a time: the old one is freed before the next.
+                mx.eval(buffers[layer])
         self.row_copies += self.rows
         self.capacity = grown
 

@@ -16,17 +16,13 @@ class Experts:
 
     Attributes:
         pairs: (token, expert) pairs computed so far.
-        distinct: int32 scalar on the device: experts used at least once, summed over layers and
-            forwards; stays 0 unless ``count_distinct``.
     """
 
-    def __init__(self, *, count_distinct: bool = False) -> None:
-        self.count_distinct = count_distinct
+    def __init__(self) -> None:
         self.pairs = 0
-        self.distinct = mx.array(0, mx.int32)
 
     def __call__(self, layer: Any, hidden: mx.array) -> mx.array:
-        """Routed experts of one layer; changes the counters only.
+        """Routed experts of one layer; changes the counter only.
 
         Args:
             layer: mlx-lm's DecoderLayer with a router and experts.
@@ -37,9 +33,6 @@ class Experts:
         """
         indices, weights = layer.router(hidden)
         self.pairs += indices.size
-        if self.count_distinct:
-            used = mx.zeros((layer.router.config.num_experts,), mx.int32)
-            self.distinct = self.distinct + mx.sum(mx.minimum(used.at[indices].add(1), 1))
         x = layer.pre_feedforward_layernorm_2(hidden)
         experts = layer.experts.switch_glu
         if "scales" not in experts.up_proj:
