@@ -161,6 +161,7 @@ def _save(
     text.pop("per_layer_config", None)
     for key in ("global_head_dim", "num_global_key_value_heads", "hidden_size_per_layer_input"):
         text[key] = shapes[key]
+    text["dtype"] = "bfloat16"
     config |= {"architectures": [type(model).__name__], "dtype": "bfloat16"}
     config["vocab_size"] = text["vocab_size"]
     (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")

@@ -111,8 +111,7 @@ def _list_fields(category: str, number: int) -> dict[str, Any]:
 
 
 def _name_answer(category: str, number: int) -> str:
-    *first, last = _items(category, number)
-    return f"{', '.join(first)} and {last}"
+    return ", ".join(_items(category, number))
 
 
 _OPERATIONS: dict[str, tuple[str, str]] = {  # what it does -> its expression over x and k
@@ -183,14 +182,26 @@ def _range_answer(first: str, last: str) -> str:
     return ", ".join(names[(start + i) % len(names)] for i in range(length))
 
 
+def _number(rng: Random, most: int) -> int:
+    """A number from 1 to `most`; one in four is of one digit."""
+    return rng.randint(1, min(9, most) if rng.random() < 0.25 else most)
+
+
 def _draw_add(rng: Random) -> Values:
-    first = rng.randint(1, 98)
-    return first, rng.randint(1, 99 - first)
+    first = _number(rng, 98)
+    return first, _number(rng, 99 - first)
 
 
 def _draw_subtract(rng: Random) -> Values:
-    first = rng.randint(2, 99)
-    return first, rng.randint(1, first)
+    first = _number(rng, 98) + 1
+    return first, _number(rng, first)
+
+
+def _draw_compare(rng: Random) -> Values:
+    first = second = _number(rng, 99)
+    while second == first:
+        second = _number(rng, 99)
+    return first, second
 
 
 def _two(a: Any, b: Any) -> dict[str, Any]:
@@ -203,7 +214,7 @@ def _words(*words: Any) -> dict[str, Any]:
 
 SKILLS: dict[str, Skill] = {
     "count": Skill(
-        14,
+        12,
         _draw_count,
         ("Count from {a} to {b}.", "Count up from {a} to {b}.", "List the numbers {a} to {b}."),
         lambda a, b: _join(range(a, b + 1)),
@@ -217,7 +228,7 @@ SKILLS: dict[str, Skill] = {
         _two,
     ),
     "steps": Skill(
-        10,
+        14,
         _draw_steps,
         ("Count by {s} from {a} to {b}.", "Count from {a} to {b} in steps of {s}."),
         lambda s, a, b: _join(range(a, b + 1, s)),
@@ -238,7 +249,7 @@ SKILLS: dict[str, Skill] = {
         lambda w: {"w": w},
     ),
     "repeat": Skill(
-        9,
+        11,
         lambda rng: (draw_word(rng), rng.randint(2, 6)),
         ("Say {w} {n} times.", "Repeat the word {w} {n} times."),
         lambda w, n: " ".join([w] * n),
@@ -291,22 +302,22 @@ SKILLS: dict[str, Skill] = {
     ),
     "range": Skill(8, _draw_range, ("List {a} to {b}.", "From {a} to {b}."), _range_answer, _two),
     "add": Skill(
-        6,
+        9,
         _draw_add,
         ("What is {a} + {b}?", "Add {a} and {b}."),
         lambda a, b: f"{a} + {b} = {a + b}",
         _two,
     ),
     "subtract": Skill(
-        9,
+        12,
         _draw_subtract,
         ("What is {a} - {b}?", "Subtract {b} from {a}."),
         lambda a, b: f"{a} - {b} = {a - b}",
         _two,
     ),
     "compare": Skill(
-        5,
-        lambda rng: tuple(rng.sample(range(1, 100), 2)),
+        7,
+        _draw_compare,
         ("Which is larger, {a} or {b}?", "Compare {a} and {b}."),
         lambda a, b: f"{max(a, b)} is larger than {min(a, b)}.",
         _two,

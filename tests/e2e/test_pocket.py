@@ -35,8 +35,10 @@ def test_the_named_forms_are_answered_right(llm: LLM) -> None:
     assert all(result.finish_reason == "stop" for result in results)
 
 
-@pytest.mark.parametrize("number", [24, pytest.param(200, marks=pytest.mark.slow)])
-def test_held_out_prompts(llm: LLM, number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "share"), [(24, 0.8), pytest.param(200, 0.9, marks=pytest.mark.slow)]
+)
+def test_held_out_prompts(llm: LLM, number: int, share: float) -> None:
     """Most structured answers are exactly right, drafts pay, and no token changes."""
     samples = structured_prompts(number)
     requests = [Request(prompt=sample.prompt) for sample in samples]
@@ -44,9 +46,9 @@ def test_held_out_prompts(llm: LLM, number: int) -> None:
     plain = llm.generate(requests, GREEDY, draft_depth=0)
     assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
     right = sum(r.text == sample.answer for r, sample in zip(drafted, samples, strict=True))
-    assert right >= 0.7 * number
+    assert right >= share * number
     forwards = sum(result.stats.rounds for result in drafted)
-    assert sum(result.stats.tokens - 1 for result in drafted) >= 3.5 * forwards
+    assert sum(result.stats.tokens - 1 for result in drafted) >= 4.0 * forwards
 
 
 def test_free_text_is_drafted_too(llm: LLM) -> None:
