@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mlx_mtp.errors import MlxMtpError
-    from mlx_mtp.llm import LLM, load
+    from mlx_mtp.llm import LLM
+    from mlx_mtp.loading import load
     from mlx_mtp.types import Chunk, Request, RequestStats, Result, RunStats, SamplingParams
+    from mlx_mtp.worker import Handle
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
     "Chunk",
+    "Handle",
     "MlxMtpError",
     "Request",
     "RequestStats",
@@ -26,7 +29,7 @@ __all__ = [
     "load",
 ]
 
-_HOMES = {"LLM": "llm", "load": "llm", "MlxMtpError": "errors"}
+_HOMES = {"LLM": "llm", "load": "loading", "Handle": "worker", "MlxMtpError": "errors"}
 
 
 def __getattr__(name: str) -> Any:

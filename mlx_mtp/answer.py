@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
 from typing import TypeVar
 
-from mlx_mtp.decode.engine import Engine
 from mlx_mtp.decode.request import Job, Progress
 from mlx_mtp.decode.sampling import RowSampling
 from mlx_mtp.errors import MlxMtpError, UsageError
@@ -131,34 +129,6 @@ class Answer:
             error=None if last.error is None else str(last.error),
             id=self.request.id,
         )
-
-
-def answer_all(
-    engine: Engine,
-    requests: Iterator[tuple[int, Request]],
-    answering: Callable[[Request], Answer],
-) -> Iterator[tuple[int, Result]]:
-    """Answer numbered requests; number and result of each, in the order in which they finish.
-
-    Requests are taken as rows become free, a few ahead. One that cannot be served ends with
-    finish_reason "error"; the others go on.
-    """
-    running: dict[int, tuple[int, Answer]] = {}
-    while True:
-        for index, request in islice(requests, max(0, 2 * engine.rows - len(running))):
-            try:
-                answer = answering(request)
-                running[engine.add(answer.job)] = (index, answer)
-            except UsageError as error:
-                yield index, failed(request, error)
-        if not engine.has_work:
-            return
-        for progress in engine.step():
-            index, answer = running[progress.job_id]
-            answer.advance(progress)
-            if progress.finish_reason is not None:
-                del running[progress.job_id]
-                yield index, answer.result()
 
 
 def as_request(prompt: Prompt) -> Request:

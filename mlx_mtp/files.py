@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -27,6 +29,7 @@ _DTYPE_BYTES = {
     "U32": 4, "I32": 4, "F32": 4,
     "U64": 8, "I64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
+_SAMPLED_BYTES = 1 << 20
 _AGAIN = "Download or copy the model again."
 
 
@@ -143,6 +146,27 @@ def read_headers(files: Iterable[Path]) -> dict[str, TensorInfo]:
                 )
             merged[name], origin[name] = info, file
     return merged
+
+
+def fingerprint(folder: Path) -> str:
+    """16 hex digits that change with a model folder's configs, tokenizer or weights.
+
+    Of each weight file only the size, the header and the end are read, which every training and
+    every conversion changes, so that it takes no time.
+    """
+    digest = sha256()
+    for file in sorted(folder.iterdir()):
+        if file.suffix == ".safetensors":
+            with file.open("rb") as stream:
+                size = stream.seek(0, os.SEEK_END)
+                digest.update(f"{file.name} {size} ".encode())
+                for start in (0, max(0, size - _SAMPLED_BYTES)):
+                    stream.seek(start)
+                    digest.update(stream.read(_SAMPLED_BYTES))
+        elif file.suffix in (".json", ".jinja", ".model") and file.is_file():
+            digest.update(f"{file.name} ".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _indexed(index: Path) -> list[str]:

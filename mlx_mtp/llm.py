@@ -1,29 +1,27 @@
-"""The Python API. Owns: loading a pair, text in and text out, defaults, results in input order.
+"""The Python API. Owns: text in and text out, defaults, results in input order.
 
 Everything below works on token ids; everything a user or a command needs is here.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from operator import index
 from pathlib import Path
-from typing import Literal, get_args
+from threading import Lock
+from typing import Literal
 
 import mlx.core as mx
 
-from mlx_mtp.answer import Answer, Prompt, answer_all, as_request, numbered
+from mlx_mtp.answer import Answer, Prompt, as_request, numbered
+from mlx_mtp.completions import Completions
 from mlx_mtp.decode.engine import Engine
 from mlx_mtp.errors import UsageError
-from mlx_mtp.files import read_json, read_optional_json
 from mlx_mtp.generation_config import GenerationDefaults
-from mlx_mtp.hub import choose_drafter, resolve
-from mlx_mtp.model.drafter import Drafter, DraftPosition
-from mlx_mtp.model.load import load_drafter, load_target
+from mlx_mtp.model.drafter import Drafter
+from mlx_mtp.model.memory import MemoryBudget
 from mlx_mtp.model.target import Target
-from mlx_mtp.pair import DrafterConfig, TargetConfig, check_pair
 from mlx_mtp.tokenizer import Tokenizer
 from mlx_mtp.types import (
     MAX_DEPTH,
@@ -34,111 +32,61 @@ from mlx_mtp.types import (
     RunStats,
     SamplingParams,
 )
-
-log = logging.getLogger("mlx_mtp")
-
-DEFAULT_DEPTH = 4
-"""Tokens drafted per round where the assistant's generation_config proposes nothing."""
+from mlx_mtp.worker import Handle, Worker
 
 Depth = int | Literal["auto"]
-
-
-def load(
-    name: str | Path,
-    drafter: str | Path | None = "auto",
-    dtype: str | None = None,
-    *,
-    draft_position: DraftPosition = "bonus",
-) -> LLM:
-    """Load a target and its drafter.
-
-    Args:
-        name: a folder, a hub id, "pocket" or "pocket-moe"; Hugging Face layout or MLX conversion.
-        drafter: "auto" looks for the target's own (and decodes plainly where there is none),
-            None decodes plainly, a folder or hub id must be a drafter of this target.
-        dtype: of the activations ("float32", "bfloat16", "float16"); None: as stored.
-        draft_position: see model.drafter.Drafter.
-
-    Raises:
-        ModelNotFoundError: not found, gated, incomplete or damaged.
-        IncompatibleError: not a Gemma 4 target, or a drafter of another target.
-    """
-    if draft_position not in get_args(DraftPosition):
-        raise UsageError(
-            f"draft_position is {draft_position!r}.",
-            f"Give one of {', '.join(get_args(DraftPosition))}.",
-        )
-    files = resolve(str(name))
-    raw = read_json(files.path / "config.json")
-    config = TargetConfig.from_dict(raw, files.name)
-    warnings: list[str] = []
-    drafter_path, drafter_name = choose_drafter(files, drafter)
-    drafter_config = None
-    if drafter_path is not None:
-        label = drafter_name or drafter_path.name
-        drafter_config = DrafterConfig.from_dict(read_json(drafter_path / "config.json"), label)
-        warnings += check_pair(config, drafter_config, files.name, label)
-    elif drafter == "auto":
-        warnings.append(f"No drafter was found for {files.name}; it decodes plainly.")
-    _wire_memory()
-    target = Target(load_target(files.path, config, dtype), config)
-    defaults = GenerationDefaults.from_dict(
-        read_optional_json(files.path / "generation_config.json"), raw
-    )
-    defaults.check_vocabulary(config.vocab_size)
-    llm = LLM(target, files.path, files.name, defaults)
-    llm.warnings += warnings
-    if drafter_path is not None and drafter_config is not None:
-        llm.drafter = Drafter(
-            load_drafter(drafter_path, drafter_config, target.dtype),
-            drafter_config,
-            draft_position,
-        )
-        llm.drafter_name = drafter_name
-        own = GenerationDefaults.from_dict(
-            read_optional_json(drafter_path / "generation_config.json")
-        )
-        llm.default_depth = min(own.num_assistant_tokens or DEFAULT_DEPTH, MAX_DEPTH)
-    return llm
-
-
-def _wire_memory() -> None:
-    """Keep the weights resident on macOS; a no-op elsewhere."""
-    limit = mx.device_info().get("max_recommended_working_set_size")
-    if mx.metal.is_available() and limit is not None:
-        mx.set_wired_limit(int(limit))
+BatchSize = int | Literal["auto"]
 
 
 class LLM:
     """A loaded target and its drafter; made by `load`.
 
     Attributes:
+        drafter: None decodes plainly.
+        path: the target's folder.
         model_name, drafter_name: as they were found; drafter_name is None without a drafter.
         defaults: what the model's generation_config asks for.
+        memory: what rows and contexts are admitted within.
         default_depth: tokens drafted per round at draft_depth "auto".
         warnings: what the user should know about this pair, one sentence each.
         run_stats: counts since load or `reset_run_stats`.
     """
 
     def __init__(
-        self, target: Target, path: Path, model_name: str, defaults: GenerationDefaults
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        *,
+        path: Path,
+        model_name: str,
+        drafter_name: str | None,
+        defaults: GenerationDefaults,
+        memory: MemoryBudget,
+        default_depth: int,
+        warnings: Sequence[str] = (),
     ) -> None:
         self.target = target
-        self.drafter: Drafter | None = None
+        self.drafter = drafter
+        self.path = path
         self.model_name = model_name
-        self.drafter_name: str | None = None
+        self.drafter_name = drafter_name
         self.defaults = defaults
-        self.default_depth = DEFAULT_DEPTH
-        self.warnings: list[str] = []
+        self.memory = memory
+        self.default_depth = default_depth
+        self.warnings = list(warnings)
         self.run_stats = RunStats()
-        self._path = path
         self._tokenizer: Tokenizer | None = None
+        self._worker: Worker | None = None
+        self._starting = Lock()
+
+    def __repr__(self) -> str:
+        return f"LLM({self.model_name!r}, drafter={self.drafter_name!r})"
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, loaded at first use. Raises ModelNotFoundError without one."""
         if self._tokenizer is None:
-            self._tokenizer = Tokenizer.load(self._path, self.defaults.eos_token_ids)
+            self._tokenizer = Tokenizer.load(self.path, self.defaults.eos_token_ids)
         return self._tokenizer
 
     def reset_run_stats(self) -> None:
@@ -187,7 +135,7 @@ class LLM:
         prompts: Sequence[Prompt],
         params: SamplingParams | None = None,
         *,
-        batch_size: int = MAX_ROWS,
+        batch_size: BatchSize = "auto",
         draft_depth: Depth = "auto",
         thinking: bool = False,
     ) -> list[Result]:
@@ -198,7 +146,7 @@ class LLM:
         Args:
             prompts: user messages, conversations or Requests in any mix.
             params: sampling parameters; a Request's own win.
-            batch_size: 1..MAX_ROWS.
+            batch_size: 1..MAX_ROWS; "auto": MAX_ROWS, as far as memory goes.
             draft_depth: as in `stream`.
             thinking: as in `stream`.
 
@@ -208,38 +156,65 @@ class LLM:
         Raises:
             UsageError: a parameter of the call itself.
         """
-        results = dict(
-            self._run(prompts, self._answering(params, thinking), batch_size, draft_depth)
-        )
-        return [results[number] for number in range(len(results))]
+        completions = self._run(prompts, self._answering(params, thinking), batch_size, draft_depth)
+        return _in_order(completions)
 
     def as_completed(
         self,
         prompts: Iterable[Prompt],
         params: SamplingParams | None = None,
         *,
-        batch_size: int = MAX_ROWS,
+        batch_size: BatchSize = "auto",
         draft_depth: Depth = "auto",
         thinking: bool = False,
-    ) -> Iterator[Result]:
+    ) -> Completions:
         """As `generate`, but give each result when it is finished.
 
         Prompts are taken as rows become free, a few ahead, so there may be more than memory holds.
-        A request without an id gets its number, counted from 0.
+        A request without an id gets its number, counted from 0. `stop()` of the iterator begins no
+        more of them.
 
         Raises:
             UsageError: a parameter of the call itself.
         """
         requests = (numbered(number, prompt) for number, prompt in enumerate(prompts))
-        running = self._run(requests, self._answering(params, thinking), batch_size, draft_depth)
-        return (result for _, result in running)
+        return self._run(requests, self._answering(params, thinking), batch_size, draft_depth)
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        thinking: bool = False,
+    ) -> Handle:
+        """Answer a prompt in the background; from any thread.
+
+        Submitted requests decode together, up to MAX_ROWS of them. Other calls may run beside:
+        they take turns with them.
+
+        Returns:
+            A handle: `result()` waits, iterating over it streams chunks, `cancel()` ends it.
+
+        Raises:
+            UsageError: the prompt or a parameter cannot be served, or the model was closed.
+        """
+        answer = self._answering(params, thinking)(as_request(prompt))
+        with self._starting:
+            if self._worker is None:
+                self._worker = Worker(lambda: self._engine("auto", "auto", work=MAX_ROWS))
+        return self._worker.submit(answer)
+
+    def close(self) -> None:
+        """End the thread of submitted requests, which are cancelled. Without any, nothing."""
+        if self._worker is not None:
+            self._worker.close()
 
     def generate_ids(
         self,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams | None = None,
         *,
-        batch_size: int = MAX_ROWS,
+        batch_size: BatchSize = "auto",
         draft_depth: Depth = "auto",
     ) -> list[Result]:
         """As `generate`, from token ids to token ids; needs no tokenizer, leaves text empty.
@@ -256,24 +231,23 @@ class LLM:
         def answering(request: Request) -> Answer:
             return Answer(request, params, self.defaults, self._context, None)
 
-        results = dict(self._run(requests, answering, batch_size, draft_depth))
-        return [results[number] for number in range(len(results))]
+        return _in_order(self._run(requests, answering, batch_size, draft_depth))
 
     def _run(
         self,
         prompts: Iterable[Prompt],
         answering: Callable[[Request], Answer],
-        batch_size: int,
+        batch_size: BatchSize,
         draft_depth: Depth,
-    ) -> Iterator[tuple[int, Result]]:
-        """Number and result of each request, in the order in which they finish."""
+    ) -> Completions:
+        """The results in the order in which they come."""
         if isinstance(prompts, str):
             raise UsageError("The prompts are one text.", "Give a list of prompts.")
         source = iter(prompts)
         first = list(islice(source, MAX_ROWS + 1))  # enough to know how many rows are needed
         engine = self._engine(draft_depth, rows=batch_size, work=len(first))
         requests = enumerate(map(as_request, chain(first, source)))
-        return answer_all(engine, requests, answering)
+        return Completions(engine, requests, answering)
 
     @property
     def _context(self) -> int:
@@ -292,11 +266,14 @@ class LLM:
 
         return answering
 
-    def _engine(self, draft_depth: Depth, rows: int, work: int = 1) -> Engine:
+    def _engine(self, draft_depth: Depth, rows: BatchSize, work: int = 1) -> Engine:
         """An engine of at most `rows` rows, and no more than there is work for."""
+        if rows == "auto":
+            rows = MAX_ROWS
         if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= MAX_ROWS:
             raise UsageError(
-                f"batch_size is {rows!r}.", f"Give a whole number from 1 to {MAX_ROWS}."
+                f"batch_size is {rows!r}.",
+                f'Give "auto" or a whole number from 1 to {MAX_ROWS}.',
             )
         depth = self.default_depth if draft_depth == "auto" else draft_depth
         if isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth <= MAX_DEPTH:
@@ -317,4 +294,10 @@ class LLM:
             prefill_ahead=work > rows,
             suppress=self.defaults.suppress_tokens,
             stats=self.run_stats,
+            budget=self.memory,
         )
+
+
+def _in_order(completions: Completions) -> list[Result]:
+    results = dict(completions.numbered())
+    return [results[number] for number in range(len(results))]

@@ -217,7 +217,12 @@ class RunStats:
         host_reads: device-to-host reads of rounds.
         prefill_reads: device-to-host reads of finished prefills.
         rounds, row_rounds: rounds, and rows summed over them.
-        prefill_tokens: prompt tokens put through the target.
+        tokens, drafted, accepted: over all requests, as in RequestStats.
+        prefill_forwards, prefill_tokens: prefill passes, each for one chunk or several short
+            prompts, and prompt tokens put through the target in them, padding left out.
+        shared_tokens: prompt tokens whose K/V were copied from another prompt with the same
+            beginning.
+        preemptions: times a request gave its row back for lack of memory, to go on later.
         row_copies, bytes_copied: cache rows moved or grown, and their bytes.
         expert_pairs: (token, expert) pairs computed.
         distinct_experts: experts read at least once per layer and forward, summed; not counted
@@ -231,7 +236,13 @@ class RunStats:
     prefill_reads: int = 0
     rounds: int = 0
     row_rounds: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    prefill_forwards: int = 0
     prefill_tokens: int = 0
+    shared_tokens: int = 0
+    preemptions: int = 0
     row_copies: int = 0
     bytes_copied: int = 0
     expert_pairs: int = 0

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from pairs import PAIRS, pair_id
 
-from mlx_mtp.llm import LLM, load
+from mlx_mtp.llm import LLM
+from mlx_mtp.loading import load
 
 Loader = Callable[..., LLM]
 

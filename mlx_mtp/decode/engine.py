@@ -1,9 +1,7 @@
-"""The engine. Owns: who is waiting, in prefill and live, and which row each has. Ids only.
+"""The engine. Owns the step: at most one chunk of prefill, then one round of all live rows.
 
-A step is at most one chunk of prefill, then one round of all live rows. Rows join and leave
-between rounds; each decodes with its own parameters and accepts its own number of drafts.
-
-A request is waiting, then in prefill, then ready (prefilled, but all rows are taken), then live.
+Rows join and leave between rounds; each decodes with its own parameters and accepts its own number
+of drafts. Who is in which row is the schedule's. Knows ids only.
 """
 
 from __future__ import annotations
@@ -16,17 +14,16 @@ from typing import cast
 import mlx.core as mx
 
 from mlx_mtp.decode.request import Job, Progress, Running
+from mlx_mtp.decode.room import Room, is_out_of_memory
 from mlx_mtp.decode.round import Rows, read, run_round
 from mlx_mtp.decode.sampling import Sampler
-from mlx_mtp.errors import UsageError, VerificationError
-from mlx_mtp.model.cache import PREFILL_CHUNK, SPARE_SLOTS, SlotCache
+from mlx_mtp.decode.schedule import Schedule
+from mlx_mtp.errors import MlxMtpError, UsageError, VerificationError
+from mlx_mtp.model.cache import PREFILL_CHUNK
 from mlx_mtp.model.drafter import Drafter
+from mlx_mtp.model.memory import MemoryBudget
 from mlx_mtp.model.target import Target
-from mlx_mtp.types import MAX_ROWS, RunStats
-
-RESERVE_TOKENS = 4096
-"""Most tokens of a request's budget that slots are reserved for at its admission; past it the
-buffers grow by doubling."""
+from mlx_mtp.types import MAX_ROWS, FinishReason, RunStats
 
 DepthPolicy = Callable[[int], int]
 """Live rows -> tokens to draft in the next round, 0..MAX_DEPTH."""
@@ -46,6 +43,7 @@ class Engine:
             rows decode and takes over a row as soon as one leaves.
         prefill_chunk: most prompt tokens per forward, PREFILL_CHUNK at most; any value gives the
             same bits.
+        budget: what rows and contexts are admitted within; None sets no limit.
     """
 
     def __init__(
@@ -59,6 +57,7 @@ class Engine:
         stats: RunStats | None = None,
         prefill_ahead: bool = False,
         prefill_chunk: int = PREFILL_CHUNK,
+        budget: MemoryBudget | None = None,
     ) -> None:
         if not 1 <= rows <= MAX_ROWS:
             raise UsageError(f"A batch of {rows} rows.", f"Give 1 to {MAX_ROWS} rows.")
@@ -67,29 +66,32 @@ class Engine:
         self.target = target
         self.drafter = drafter
         self.depth = depth
-        self.rows = rows
         self.suppress = suppress
         self.stats = RunStats() if stats is None else stats
-        self.prefill_ahead = prefill_ahead
         self.prefill_chunk = min(prefill_chunk, PREFILL_CHUNK)
-        self._waiting: deque[tuple[int, Job]] = deque()
-        self._prefilling: Running | None = None
-        self._ready: tuple[Running, Rows] | None = None
-        self._live: list[Running] = []
-        self._cancelled: list[int] = []
-        self._next_id = 0
-        self._cache: SlotCache | None = None
-        self._state: Rows | None = None
+        self._schedule = Schedule(Room(target, budget), rows, prefill_ahead, self.stats)
         self._sampler: Sampler | None = None
+        self._sampled: list[Running] = []
+        self._cancelled: set[int] = set()
+        self._progress: list[Progress] = []
+        self._next_id = 0
 
     # The outside.
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(
-            self._waiting or self._live or self._prefilling or self._ready or self._cancelled
-        )
+        return self._schedule.has_work or bool(self._cancelled)
+
+    @property
+    def rows(self) -> int:
+        """Most requests that decode together; halved when an allocation fails."""
+        return self._schedule.rows
+
+    @property
+    def waiting(self) -> list[int]:
+        """Ids of the jobs that have not begun, in their order."""
+        return [running.job_id for running in self._schedule.waiting]
 
     def add(self, job: Job) -> int:
         """Queue a job and return its id.
@@ -113,184 +115,195 @@ class Engine:
                 f"Give ids from 0 to {config.vocab_size - 1}.",
             )
         self._next_id += 1
-        self._waiting.append((self._next_id, job))
+        self._schedule.waiting.append(Running(self._next_id, job))
         return self._next_id
 
     def cancel(self, job_id: int) -> None:
         """End a job at the next step; one that is already over is left alone."""
-        self._cancelled.append(job_id)
+        self._cancelled.add(job_id)
+
+    def withdraw(self, job_id: int) -> None:
+        """Forget a job that has not begun."""
+        waiting = self._schedule.waiting
+        self._schedule.waiting = deque(one for one in waiting if one.job_id != job_id)
+
+    def rest(self) -> None:
+        """Give the K/V buffers back where there is nothing to do; the next job makes new ones."""
+        if not self.has_work:
+            self._schedule.room.drop()
 
     def step(self) -> list[Progress]:
-        """Prefill at most one chunk, then run one round; what it brought, per request."""
+        """Prefill at most one chunk, then run one round; what it brought, per request.
+
+        Where an allocation fails, all rows are given back and half as many go on from where they
+        were; a single one that still finds no memory ends with an error.
+        """
+        with self.target.lock:
+            return self._step()
+
+    def _step(self) -> list[Progress]:
         before = self.target.experts.pairs
-        progress = self._drop_cancelled()
-        progress += self._prefill()
-        if self._live:
-            progress += self._round()
+        try:
+            if self._cancelled:
+                self._schedule.cancel(self._cancelled)
+                self._cancelled = set()
+            self._prefill()
+            self._schedule.make_room()
+            if self._schedule.live:
+                self._round()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._schedule.halve()
+            mx.clear_cache()
+        self._report_over()
+        self._count_copies()
         self.stats.expert_pairs += self.target.experts.pairs - before
         self.stats.peak_bytes = max(self.stats.peak_bytes, mx.get_peak_memory())
+        progress, self._progress = self._progress, []
         return progress
+
+    def _report_over(self) -> None:
+        for running, error in self._schedule.over:
+            self._report(running, (), "cancelled" if error is None else "error", error)
+        self._schedule.over = []
+
+    def _report(
+        self,
+        running: Running,
+        tokens: tuple[int, ...],
+        reason: FinishReason | None,
+        error: MlxMtpError | None = None,
+    ) -> None:
+        stats = None if reason is None else running.stats()
+        self.stats.tokens += len(tokens)
+        self._progress.append(Progress(running.job_id, tokens, reason, stats, error))
+
+    def _sampler_of(self, rows: list[Running]) -> Sampler:
+        sampling = [running.job.sampling for running in rows]
+        return Sampler(sampling, self.target.config.vocab_size, self.suppress)
 
     # Prefill.
 
-    def _prefill(self) -> list[Progress]:
+    def _prefill(self) -> None:
         """Put up to one chunk of tokens of waiting prompts through the target."""
-        progress: list[Progress] = []
         budget = self.prefill_chunk
         while budget > 0:
-            if self._prefilling is None and not self._admit():
-                break
-            running = self._prefilling
-            assert running is not None
-            count = min(budget, len(running.job.token_ids) - running.prefilled)
-            budget -= count
-            progress += self._prefill_chunk(running, count)
-        return progress
+            if not self._schedule.prefilling:
+                self._schedule.admit(budget)
+            group = self._schedule.prefilling
+            if not group:
+                return
+            counts = [_prompt_left(running, budget) for running in group]
+            self._prefill_forward(group, counts)
+            budget -= max(counts) * len(counts)
 
-    def _admit(self) -> bool:
-        """Start the next waiting request's prefill if there is a row of K/V for it."""
-        held = self.rows + self.prefill_ahead
-        if not self._waiting or self._ready is not None or len(self._live) >= held:
-            return False
-        if self._cache is None:
-            slots = max(_slots_to_reserve(job) for _, job in self._waiting)
-            self._cache = SlotCache(self.target.config, held, self.target.dtype, slots)
-        job_id, job = self._waiting.popleft()
-        self._cache.reserve(_slots_to_reserve(job))
-        self._prefilling = Running(job_id, job, row=len(self._live))
-        return True
-
-    def _prefill_chunk(self, running: Running, count: int) -> list[Progress]:
-        began = perf_counter()
-        cache, start = self._cache, running.prefilled
-        assert cache is not None
-        tokens = running.job.token_ids[start : start + count]
-        last = start + count == len(running.job.token_ids)
-        span = cache.span(running.row, mx.array([start], mx.int32), count, [start])
-        hidden = self.target.forward(mx.array([tokens]), cache, span, "last" if last else "none")
-        running.prefilled += count
-        self.stats.prefill_tokens += count
+    def _prefill_forward(self, group: list[Running], counts: list[int]) -> None:
+        """One forward over the next tokens of each prompt of the group, padded to the longest."""
+        began, cache = perf_counter(), self._schedule.cache
+        length, starts = max(counts), [running.prefilled for running in group]
+        tokens = [
+            [*running.context[start : start + count], *[0] * (length - count)]
+            for running, start, count in zip(group, starts, counts, strict=True)
+        ]
+        ends = counts if min(counts) < length else None
+        span = cache.span(group[0].row, mx.array(starts, mx.int32), length, starts, ends)
+        done = group[0].prefilled + counts[0] == len(group[0].context)
+        hidden = self.target.forward(mx.array(tokens), cache, span, "last" if done else "none")
+        for running, count in zip(group, counts, strict=True):
+            running.prefilled += count
+        self.stats.prefill_forwards += 1
+        self.stats.prefill_tokens += sum(counts)
         if hidden is None:
+            (running,) = group
             mx.eval(cache.keys, cache.values)
+            if running.prefilled == running.keep_at:
+                kept = running.context[: running.keep_at]
+                self._schedule.room.keep_prefix(kept, running.row)
             running.prefill_seconds += perf_counter() - began
-            return []
-        sampler = Sampler([running.job.sampling], self.target.config.vocab_size, self.suppress)
-        lengths = mx.array([running.prefilled], mx.int32)
-        first = sampler.choose(self.target.logits(hidden), sampler.noise(lengths[:, None]))[:, 0]
-        # One read brings the token and whether the model computes numbers at all.
-        finite = mx.isfinite(hidden.astype(mx.float32).sum()).astype(mx.int32)
-        token, is_finite = cast("list[int]", mx.concatenate([first, finite[None]]).tolist())
-        self.stats.prefill_reads += 1
-        running.prefill_seconds += perf_counter() - began
-        self._prefilling = None
-        if not is_finite:
-            error = VerificationError(
-                "The model computes values that are not numbers.",
-                "Its weights are damaged, its config is wrong, or float16 is too narrow for it.",
-            )
-            return [Progress(running.job_id, (), "error", running.stats(), error)]
-        used, reason = running.accept([token])
-        if reason is None:
-            self._ready = (running, Rows(first, lengths, hidden))
-            if len(self._live) < self.rows:
-                self._join()
-            return [Progress(running.job_id, used)]
-        return [Progress(running.job_id, used, reason, running.stats())]
+        else:
+            self._finish_prefill(group, hidden, began)
 
-    def _join(self) -> None:
-        """Make the request that is ready the last live row."""
-        assert self._ready is not None
-        running, state = self._ready
-        self._ready = None
-        row = len(self._live)
-        if running.row != row:  # rows left while it was in prefill
-            self._move(running.row, row)
-        self._live.append(running)
-        self._state = state if self._state is None else self._state.joined(state)
-        self._sampler = None
+    def _finish_prefill(self, group: list[Running], hidden: mx.array, began: float) -> None:
+        """Read the first tokens of a group and make its requests ready."""
+        sampler, schedule = self._sampler_of(group), self._schedule
+        lengths = mx.array([running.prefilled for running in group], mx.int32)
+        first = sampler.choose(self.target.logits(hidden), sampler.noise(lengths[:, None]))[:, 0]
+        # One read brings the tokens and whether the model computes numbers at all.
+        finite = mx.isfinite(hidden.astype(mx.float32).sum((1, 2))).astype(mx.int32)
+        tokens, are_finite = cast("list[list[int]]", mx.stack([first, finite]).tolist())
+        self.stats.prefill_reads += 1
+        schedule.prefilling = []
+        spent = (perf_counter() - began) / len(group)
+        for place, running in enumerate(group):
+            running.prefill_seconds += spent
+            if not are_finite[place]:
+                self._report(running, (), "error", _not_finite())
+                continue
+            if running.produced:  # it comes back and knows its token
+                first[place] = running.produced[-1]
+            else:
+                used, reason = running.accept([tokens[place]])
+                self._report(running, used, reason)
+                if reason is not None:
+                    continue
+            at = slice(place, place + 1)
+            schedule.ready = (running, Rows(first[at], lengths[at], hidden[at]))
+            if len(schedule.live) < schedule.rows:
+                schedule.join()
 
     # Rounds.
 
-    def _round(self) -> list[Progress]:
-        assert self._cache is not None
-        assert self._state is not None
-        if self._sampler is None:
-            sampling = [running.job.sampling for running in self._live]
-            self._sampler = Sampler(sampling, self.target.config.vocab_size, self.suppress)
-        depth = 0 if self.drafter is None else self.depth(len(self._live))
-        committed = [running.committed for running in self._live]
+    def _round(self) -> None:
+        schedule = self._schedule
+        live, state = schedule.live, schedule.state
+        assert state is not None
+        if self._sampler is None or self._sampled != live:
+            self._sampler, self._sampled = self._sampler_of(live), list(live)
+        depth = 0 if self.drafter is None else self.depth(len(live))
+        committed = [running.committed for running in live]
         outcome = run_round(
-            self.target, self.drafter, self._cache, self._state, self._sampler, depth, committed
+            self.target, self.drafter, schedule.cache, state, self._sampler, depth, committed
         )
         blocks = read(outcome)
-        self._state = outcome.rows
+        schedule.state = outcome.rows
         self.stats.host_reads += 1
         self.stats.rounds += 1
-        self.stats.row_rounds += len(self._live)
+        self.stats.row_rounds += len(live)
         self.stats.target_forwards += 1
         self.stats.drafter_forwards += depth
-        self._count_copies()
-        progress, gone = [], []
-        for row, (running, block) in enumerate(zip(self._live, blocks, strict=True)):
+        gone = []
+        for row, (running, block) in enumerate(zip(live, blocks, strict=True)):
             accepted = block[-1]
             used, reason = running.accept(block[: accepted + 1])
-            running.count_round(depth, min(accepted, len(used)))
-            stats = None if reason is None else running.stats()
-            progress.append(Progress(running.job_id, used, reason, stats))
+            kept = min(accepted, len(used))
+            running.count_round(depth, kept)
+            self.stats.drafted += depth
+            self.stats.accepted += kept
+            self._report(running, used, reason)
             if reason is not None:
                 gone.append(row)
-        self._leave(gone)
-        return progress
-
-    def _leave(self, gone: list[int]) -> None:
-        """Take rows out; a request that is ready, then the last rows, fill their places."""
-        if not gone:
-            return
-        if self._ready is not None:
-            self._join()  # it stands right behind the live rows, so the rule below moves it
-        left = len(self._live) - len(gone)
-        stay = [row for row in range(len(self._live)) if row not in gone]
-        order = list(range(left))
-        movers = [row for row in stay if row >= left]
-        for hole, mover in zip([row for row in gone if row < left], movers, strict=True):
-            self._move(mover, hole)
-            order[hole] = mover
-        self._live = [self._live[row] for row in order]
-        self._state = self._state.take(order) if left and self._state is not None else None
-        self._sampler = None
-
-    def _move(self, source: int, destination: int) -> None:
-        assert self._cache is not None
-        self._cache.move(source, destination)
-        self._count_copies()
+        schedule.leave(gone)
 
     def _count_copies(self) -> None:
         """Bring the cache's copy counters into the run's."""
-        cache = self._cache
-        assert cache is not None
-        self.stats.row_copies += cache.row_copies
-        self.stats.bytes_copied += cache.bytes_copied
-        cache.row_copies = cache.bytes_copied = 0
-
-    # Cancelling.
-
-    def _drop_cancelled(self) -> list[Progress]:
-        ids, self._cancelled = set(self._cancelled), []
-        if not ids:
-            return []
-        over = [Running(job_id, job, row=-1) for job_id, job in self._waiting if job_id in ids]
-        self._waiting = deque(item for item in self._waiting if item[0] not in ids)
-        if self._prefilling is not None and self._prefilling.job_id in ids:
-            over.append(self._prefilling)
-            self._prefilling = None
-        if self._ready is not None and self._ready[0].job_id in ids:
-            over.append(self._ready[0])
-            self._ready = None
-        gone = [row for row, running in enumerate(self._live) if running.job_id in ids]
-        over += [self._live[row] for row in gone]
-        self._leave(gone)
-        return [Progress(running.job_id, (), "cancelled", running.stats()) for running in over]
+        cache = self._schedule.room.cache
+        if cache is not None:
+            self.stats.row_copies += cache.row_copies
+            self.stats.bytes_copied += cache.bytes_copied
+            cache.row_copies = cache.bytes_copied = 0
 
 
-def _slots_to_reserve(job: Job) -> int:
-    return len(job.token_ids) + min(job.max_tokens, RESERVE_TOKENS) + SPARE_SLOTS
+def _prompt_left(running: Running, most: int) -> int:
+    """Tokens of its next forward: up to `most`, and no further than what is to be kept."""
+    goal = len(running.context)
+    if running.prefilled < running.keep_at:
+        goal = running.keep_at
+    return min(most, goal - running.prefilled)
+
+
+def _not_finite() -> VerificationError:
+    return VerificationError(
+        "The model computes values that are not numbers.",
+        "Its weights are damaged, its config is wrong, or float16 is too narrow for it.",
+    )

@@ -50,32 +50,40 @@ class Progress:
 
 @dataclass
 class Running:
-    """A request that has left the queue; the engine's own mutable record of it.
+    """A request's way through the engine; the engine's own mutable record of it.
 
     Attributes:
         row: its row in the cache while it is in prefill.
-        prefilled: prompt tokens whose K/V are committed.
+        prefilled: tokens of `context` whose K/V are in that row.
+        keep_at: how many of them will be kept for other requests once they are there; 0: none.
         produced: tokens produced.
     """
 
     job_id: int
     job: Job
-    row: int
+    row: int = -1
     prefilled: int = 0
-    produced: int = 0
+    keep_at: int = 0
+    produced: list[int] = field(default_factory=list)
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
     by_position: list[int] = field(default_factory=lambda: [0] * MAX_DEPTH)
-    admitted_at: float = field(default_factory=perf_counter)
+    admitted_at: float | None = None
     prefill_seconds: float = 0.0
     first_token_at: float | None = None
     deepest: int = 0
 
     @property
+    def context(self) -> tuple[int, ...]:
+        """What is prefilled: the prompt and, where it had to give its row back, all but the last
+        of what it has produced."""
+        return (*self.job.token_ids, *self.produced[:-1]) if self.produced else self.job.token_ids
+
+    @property
     def committed(self) -> int:
-        """Tokens whose K/V are in the cache: all but the last produced."""
-        return self.prefilled + max(self.produced - 1, 0)
+        """Tokens whose K/V are in the cache while it decodes: all but the last produced."""
+        return len(self.job.token_ids) + max(len(self.produced) - 1, 0)
 
     def accept(self, tokens: list[int]) -> tuple[tuple[int, ...], FinishReason | None]:
         """Walk a block's tokens in order up to the first stop.
@@ -86,11 +94,11 @@ class Running:
         if self.first_token_at is None:
             self.first_token_at = perf_counter()
         for used, token in enumerate(tokens, start=1):
-            self.produced += 1
+            self.produced.append(token)
             watched = self.job.watch is not None and self.job.watch(token)
             if watched or token in self.job.stop_ids:
                 return tuple(tokens[:used]), "stop"
-            if self.produced >= self.job.max_tokens:
+            if len(self.produced) >= self.job.max_tokens:
                 return tuple(tokens[:used]), "length"
         return tuple(tokens), None
 
@@ -107,14 +115,15 @@ class Running:
         """Its counters so far."""
         now = perf_counter()
         first = now if self.first_token_at is None else self.first_token_at
+        admitted = now if self.admitted_at is None else self.admitted_at
         return RequestStats(
             prompt_tokens=len(self.job.token_ids),
-            tokens=self.produced,
+            tokens=len(self.produced),
             rounds=self.rounds,
             drafted=self.drafted,
             accepted=self.accepted,
             accepted_by_position=tuple(self.by_position[: self.deepest]),
-            first_token_seconds=first - self.admitted_at,
+            first_token_seconds=first - admitted,
             prefill_seconds=self.prefill_seconds,
             decode_seconds=now - first,
         )

@@ -63,9 +63,17 @@ class SlotMask:
             self._wide = mx.contiguous(mx.broadcast_to(self._visible[:, None], shape))
         return self._wide
 
-    def last(self) -> SlotMask:
-        """The mask of each row's last query."""
-        return SlotMask(self._visible[:, -1:])
+    def last(self, ends: mx.array | None = None) -> SlotMask:
+        """The mask of each row's last query; `ends` as `last_of` takes it."""
+        return SlotMask(last_of(self._visible, ends))
+
+
+def last_of(x: mx.array, ends: mx.array | None) -> mx.array:
+    """[rows, L, ...] -> [rows, 1, ...]: each row's last place, or the one before ends[row]."""
+    if ends is None:
+        return x[:, -1:]
+    index = (ends - 1).reshape(-1, *[1] * (x.ndim - 1))
+    return mx.take_along_axis(x, mx.broadcast_to(index, (x.shape[0], 1, *x.shape[2:])), axis=1)
 
 
 class Seen(NamedTuple):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from mlx_mtp.config_json import FULL, SLIDING
-from mlx_mtp.model.attention import Seen, SlotMask
+from mlx_mtp.model.attention import Seen, SlotMask, last_of
 from mlx_mtp.pair import TargetConfig
 from mlx_mtp.types import MAX_DEPTH
 
@@ -70,6 +70,8 @@ class Span:
         runs: runs of rows by layer type.
         masks: which slots each query may see, for each run, by layer type.
         targets: int32 [rows, L], slots written, by layer type.
+        ends: int32 [rows], tokens of each row that count, where they differ; what stands behind
+            them is padding, whose K/V nobody will see. None: all L.
     """
 
     first_row: int
@@ -78,17 +80,27 @@ class Span:
     runs: dict[str, tuple[Run, ...]]
     masks: dict[str, tuple[SlotMask, ...]]
     targets: dict[str, mx.array]
+    ends: mx.array | None = None
 
     @property
     def rows(self) -> int:
         return self.starts.shape[0]
 
     def last(self) -> Span:
-        """The same rows, their last token only."""
-        masks = {kind: tuple(mask.last() for mask in masks) for kind, masks in self.masks.items()}
-        starts = self.starts + (self.length - 1)
-        targets = {kind: target[:, -1:] for kind, target in self.targets.items()}
-        return replace(self, starts=starts, length=1, masks=masks, targets=targets)
+        """The same rows, the last token of each only; nothing of it may be written."""
+        masks = {
+            kind: tuple(
+                mask.last(None if self.ends is None else self.ends[run.first :][: run.rows])
+                for run, mask in zip(self.runs[kind], self.masks[kind], strict=True)
+            )
+            for kind in self.masks
+        }
+        starts = self.starts + (self.length if self.ends is None else self.ends) - 1
+        return replace(self, starts=starts, length=1, masks=masks, targets={}, ends=None)
+
+    def take_last(self, x: mx.array) -> mx.array:
+        """[rows, L, ...] -> [rows, 1, ...]: each row's last token."""
+        return last_of(x, self.ends)
 
 
 class SlotCache:
@@ -145,7 +157,14 @@ class SlotCache:
                 runs.append(Run(row, 1, need))
         return {FULL: tuple(runs), SLIDING: (Run(0, len(needs), min(max(needs), self.ring)),)}
 
-    def span(self, first_row: int, starts: mx.array, length: int, committed: Sequence[int]) -> Span:
+    def span(
+        self,
+        first_row: int,
+        starts: mx.array,
+        length: int,
+        committed: Sequence[int],
+        ends: Sequence[int] | None = None,
+    ) -> Span:
         """The span of a forward of `length` tokens per row; grows the full layers if it must.
 
         Args:
@@ -153,6 +172,7 @@ class SlotCache:
             starts: int32 [rows], committed lengths.
             length: tokens per row.
             committed: the same, as the host knows them.
+            ends: tokens per row that count, where the rows are padded to `length`.
         """
         runs = self.runs(committed, length)
         self.reserve(max(run.slots for run in runs[FULL]))
@@ -169,7 +189,8 @@ class SlotCache:
             SLIDING: (SlotMask(sliding),),
         }
         targets = {FULL: positions, SLIDING: positions % self.ring}
-        return Span(first_row, starts, length, runs, masks, targets)
+        counted = None if ends is None else mx.array(list(ends), mx.int32)
+        return Span(first_row, starts, length, runs, masks, targets, counted)
 
     def seen_by_target(self, layer: int, span: Span) -> list[Seen]:
         """What a layer's queries of a span attend to; `layer` is one that owns K/V."""
@@ -247,21 +268,34 @@ class SlotCache:
 
     def reserve(self, slots: int) -> None:
         """Make the full layers hold at least `slots` slots; copies all rows if they must grow."""
-        if slots <= self.capacity:
-            return
-        grown = max(round_up(slots), 2 * self.capacity)
+        if slots > self.capacity:
+            self.resize(self.rows, max(round_up(slots), 2 * self.capacity))
+
+    def resize(self, rows: int, slots: int) -> None:
+        """Give the buffers `rows` rows and the full layers `slots` slots; keeps what fits.
+
+        One buffer at a time, so that only one is there twice.
+        """
+        slots, kept = round_up(slots), min(rows, self.rows)
         for layer, kind in enumerate(self.config.layer_types[: self.config.num_kv_layers]):
-            if kind != FULL:
-                continue
             for buffers in (self.keys, self.values):
                 old = buffers[layer]
-                extra = mx.zeros((*old.shape[:2], grown - self.capacity, old.shape[3]), old.dtype)
-                buffers[layer] = mx.concatenate([old, extra], axis=2)
-                self.bytes_copied += old.nbytes
-                # One buffer at a time: the old one is freed before the next.
-                mx.eval(buffers[layer])
-        self.row_copies += self.rows
-        self.capacity = grown
+                shape = (rows, old.shape[1], slots if kind == FULL else self.ring, old.shape[3])
+                if shape == old.shape:
+                    continue
+                held = min(shape[2], old.shape[2])
+                new = mx.zeros(shape, old.dtype)
+                new[:kept, :, :held] = old[:kept, :, :held]
+                mx.eval(new)
+                buffers[layer] = new
+                self.bytes_copied += kept * old[0, :, :held].nbytes
+        self.row_copies += kept
+        self.rows, self.capacity = rows, slots
+
+    def count_copy(self, nbytes: int) -> None:
+        """Count a row that somebody else copied out of or into the buffers."""
+        self.row_copies += 1
+        self.bytes_copied += nbytes
 
     def move(self, source: int, destination: int) -> None:
         """Copy row source over row destination, in place."""

@@ -6,6 +6,7 @@ masks, positions and attention are what drafting and ragged batches need.
 
 from __future__ import annotations
 
+from threading import RLock
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -30,6 +31,7 @@ class Target:
     Attributes:
         dtype: of activations and K/V.
         experts: runs and counts the routed experts.
+        lock: held by whoever computes with it, so that several threads take turns.
     """
 
     def __init__(self, model: Any, config: TargetConfig) -> None:
@@ -38,6 +40,7 @@ class Target:
         self.body = model.language_model.model
         self.dtype: mx.Dtype = self.body.norm.weight.dtype
         self.experts = Experts()
+        self.lock = RLock()
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Scaled embeddings: int [...] -> [..., H] in the activation dtype."""
@@ -81,7 +84,9 @@ class Target:
             if index == last_owner and want != "all":
                 if want == "none":
                     return None
-                h, x, per_layer, span = h[:, -1:], x[:, -1:], _last(per_layer), span.last()
+                h, x = span.take_last(h), span.take_last(x)
+                per_layer = None if per_layer is None else span.take_last(per_layer)
+                span = span.last()
             queries = project_queries(layer.self_attn, x, span.starts)
             attended = attend(queries, cache.seen_by_target(self.config.kv_source(index), span))
             own = None if per_layer is None else per_layer[:, :, index]
@@ -99,7 +104,3 @@ class Target:
         projected = body.per_layer_model_projection(embedded) * body.per_layer_projection_scale
         projected = body.per_layer_projection_norm(mx.unflatten(projected, -1, shape))
         return (projected + looked_up) * body.per_layer_input_scale
-
-
-def _last(per_layer: mx.array | None) -> mx.array | None:
-    return None if per_layer is None else per_layer[:, -1:]

@@ -1,4 +1,4 @@
-"""transformers runs the bundled pairs as they are: assisted greedy ids equal plain ones, and ours."""
+"""transformers runs the bundled pairs as they are: its assisted ids equal plain ones and ours."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+import mlx_mtp
 from mlx_mtp import LLM, SamplingParams, load
 from mlx_mtp.hub import BUNDLED
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "bench" / "pocket"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "pocket"))
 
 from text import FREE_KINDS, STRUCTURED, held_out_prompts
 
@@ -32,7 +32,7 @@ def models(name: str) -> tuple[Any, Any, Any]:
     import transformers as hf
 
     torch.set_num_threads(1)
-    folder = ROOT / "mlx_mtp" / "data" / name
+    folder = Path(mlx_mtp.__file__).parent / "data" / name
     tokenizer = hf.AutoTokenizer.from_pretrained(folder / "target")
     loaded = []
     for part in ("target", "assistant"):

@@ -213,8 +213,8 @@ def test_a_row_is_taken_over_as_soon_as_it_is_free(pair: Path, load_pair: Loader
         engine.add(job)
     begun = False
     while engine.has_work:
-        waiting, rounds, rows = len(engine._waiting), stats.rounds, stats.row_rounds
-        begun = begun or len(engine._live) == 3
+        waiting, rounds, rows = len(engine._schedule.waiting), stats.rounds, stats.row_rounds
+        begun = begun or len(engine._schedule.live) == 3
         engine.step()
         assert stats.rounds - rounds <= 1
         if begun and waiting > 1 and stats.rounds > rounds:

@@ -11,7 +11,8 @@ import pytest
 from pairs import PAIRS, load_golden
 
 from mlx_mtp.convert import convert
-from mlx_mtp.llm import LLM, load
+from mlx_mtp.llm import LLM
+from mlx_mtp.loading import load
 from mlx_mtp.model.drafter import Drafter, _OrderedHead
 from mlx_mtp.types import SamplingParams
 

@@ -23,7 +23,10 @@ FLOORS: dict[str, int] = {
     "mlx_mtp.decode": 4,
     "mlx_mtp": 5,  # the public names
     "mlx_mtp.answer": 5,
+    "mlx_mtp.completions": 5,
     "mlx_mtp.llm": 5,
+    "mlx_mtp.loading": 5,
+    "mlx_mtp.worker": 5,
     "mlx_mtp.batch": 6,
     "mlx_mtp.chat": 6,
     "mlx_mtp.convert": 6,

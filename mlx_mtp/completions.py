@@ -1,0 +1,89 @@
+"""Many requests through one engine. Owns: feeding it, and results as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from mlx_mtp.answer import Answer, failed
+from mlx_mtp.decode.engine import Engine
+from mlx_mtp.errors import UsageError
+from mlx_mtp.types import Request, Result
+
+
+class Completions(Iterator[Result]):
+    """Results of requests, each when it is finished.
+
+    Requests are taken as rows become free, a few ahead. One that cannot be served ends with
+    finish_reason "error"; the others go on.
+
+    Args:
+        engine: with nothing to do yet.
+        requests: numbered; taken from only while this is iterated.
+        answering: makes a request's answer; UsageError ends that request.
+
+    Attributes:
+        in_flight: requests that had begun and were not finished at the last step; any thread may
+            read it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        requests: Iterator[tuple[int, Request]],
+        answering: Callable[[Request], Answer],
+    ) -> None:
+        self._engine = engine
+        self._requests = requests
+        self._answering = answering
+        self._running: dict[int, tuple[int, Answer]] = {}
+        self._finished = self._run()
+        self._stopped = False
+        self.in_flight = 0
+
+    def __next__(self) -> Result:
+        return next(self._finished)[1]
+
+    def numbered(self) -> Iterator[tuple[int, Result]]:
+        """The same with the requests' numbers."""
+        return self._finished
+
+    @property
+    def rows(self) -> int:
+        """Most requests that decode together at present."""
+        return self._engine.rows
+
+    def stop(self) -> None:
+        """Begin no more requests; those that have begun go on to their end. A signal handler may
+        call it."""
+        self._stopped = True
+
+    def _run(self) -> Iterator[tuple[int, Result]]:
+        while True:
+            yield from self._refill()
+            if not self._engine.has_work:
+                return
+            progresses = self._engine.step()
+            self.in_flight = len(self._running) - len(self._engine.waiting)
+            for progress in progresses:
+                number, answer = self._running[progress.job_id]
+                answer.advance(progress)
+                if progress.finish_reason is not None:
+                    del self._running[progress.job_id]
+                    self.in_flight -= 1
+                    yield number, answer.result()
+
+    def _refill(self) -> Iterator[tuple[int, Result]]:
+        """Give the engine work ahead; requests that failed at once."""
+        if self._stopped:
+            for job_id in self._engine.waiting:
+                self._engine.withdraw(job_id)
+                del self._running[job_id]
+            return
+        ahead = max(0, 2 * self._engine.rows - len(self._running))
+        for number, request in islice(self._requests, ahead):
+            try:
+                answer = self._answering(request)
+                self._running[self._engine.add(answer.job)] = (number, answer)
+            except UsageError as error:
+                yield number, failed(request, error)
