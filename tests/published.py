@@ -1,6 +1,6 @@
 """Configs of the five published sizes, as their checkpoints have them; no weights.
 
-SIZES: name -> (config.json, family, donors by layer type, K/V-owning layers, full layers' KV heads).
+SIZES: name -> (config.json, family, donors by layer type, K/V-owning layers, their full KV heads).
 """
 
 ROPE = {

@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from mlx_mtp import __version__
+from mlx_mtp.cli.batch import BATCH_EXAMPLES, batch
 from mlx_mtp.cli.chat import CHAT_EXAMPLES, chat
 from mlx_mtp.cli.console import Console
 from mlx_mtp.cli.convert import CONVERT_EXAMPLES, convert
@@ -30,6 +31,7 @@ EXAMPLES = """Examples:
 \b
   mlx-mtp chat -p "Multiplication table of 7."
   mlx-mtp chat google/gemma-4-E4B-it -p "Why is the sky blue?"
+  mlx-mtp batch prompts.jsonl -o answers.jsonl --model google/gemma-4-E4B-it
   mlx-mtp convert google/gemma-4-E4B-it -o gemma-4-E4B-it-4bit
 
 \b
@@ -48,6 +50,7 @@ Exit codes:
 # Plain help: it reads the same in a terminal, a pipe and the README.
 app = typer.Typer(name="mlx-mtp", rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command(epilog=CHAT_EXAMPLES)(chat)
+app.command(epilog=BATCH_EXAMPLES)(batch)
 app.command(epilog=CONVERT_EXAMPLES)(convert)
 
 

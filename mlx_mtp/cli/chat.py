@@ -16,6 +16,9 @@ import typer
 
 from mlx_mtp.cli.console import Console
 from mlx_mtp.cli.options import (
+    DEFAULT_MODEL,
+    DEMONSTRATION,
+    EXAMPLE_MODEL,
     INTERRUPTED,
     DebugFlag,
     DepthOption,
@@ -39,7 +42,6 @@ from mlx_mtp.cli.options import (
 from mlx_mtp.errors import UsageError
 from mlx_mtp.types import Chunk, FinishReason, Message, RequestStats, SamplingParams
 
-DEFAULT_MODEL = "pocket"
 FEW_DRAFTS = 40
 """Drafts after which hardly any accepted one is no bad luck."""
 
@@ -98,10 +100,7 @@ def chat(
     messages = _messages(system, _read_prompt(prompt))
     if not model:
         model = DEFAULT_MODEL
-        console.note(
-            "note: no model was named, so the bundled demonstration model answers; name a real "
-            "one: mlx-mtp chat google/gemma-4-E4B-it"
-        )
+        console.note(DEMONSTRATION.format(command=f"chat {EXAMPLE_MODEL}"))
 
     from mlx_mtp import load
 

@@ -50,6 +50,11 @@ class Console:
         if hint:
             self._say(f"  {hint}")
 
+    @property
+    def terminal(self) -> RichConsole | None:
+        """Where moving things may be shown; None where stderr is no terminal or all is quiet."""
+        return self._stderr if self._stderr.is_terminal and not self.quiet else None
+
     def start_logging(self) -> None:
         """Send the package's log to stderr as loud as the flags say."""
         log = logging.getLogger("mlx_mtp")

@@ -11,6 +11,12 @@ from mlx_mtp.cli.console import Console
 from mlx_mtp.errors import UsageError
 from mlx_mtp.types import MAX_DEPTH
 
+DEFAULT_MODEL = "pocket"
+EXAMPLE_MODEL = "google/gemma-4-E4B-it"
+DEMONSTRATION = (
+    "note: no model was named, so the bundled demonstration model answers; name a real one: "
+    "mlx-mtp {command}"
+)
 NO_DRAFTER = "none"
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -51,6 +57,17 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Write one JSON document 
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
+        metavar="MODEL",
+        envvar="MLX_MTP_MODEL",
+        help="A folder, a hub id, or pocket or pocket-moe, the bundled demonstrations. "
+        "[default: pocket]",
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
         metavar="MODEL",
         envvar="MLX_MTP_MODEL",
         help="A folder, a hub id, or pocket or pocket-moe, the bundled demonstrations. "

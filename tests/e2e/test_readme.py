@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from mlx_mtp.cli.app import run
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 HELP = re.findall(r"```\n\$ mlx-mtp (\w+) --help\n(.*?)```", README, re.DOTALL)
+BATCHES = re.findall(r"^    mlx-mtp (batch .*)$", README, re.MULTILINE)
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -20,8 +23,9 @@ def flat(text: str) -> str:
 
 
 def test_there_is_something_to_check() -> None:
-    assert [command for command, _ in HELP] == ["chat", "convert"]
+    assert [command for command, _ in HELP] == ["chat", "batch", "convert"]
     assert len(PYTHON) == 1
+    assert len(BATCHES) == 3
 
 
 @pytest.mark.parametrize(("command", "shown"), HELP)
@@ -46,3 +50,18 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str], code: str) 
     ids = names["ids"]
     assert isinstance(ids, list)
     assert len(ids) == 2
+
+
+def test_the_batch_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("reviews.csv").write_text("product,review\nlamp,Bright.\nchair,It broke.\n")
+    Path("notes").mkdir()
+    Path("notes/monday.md").write_text("Bought apples.")
+    (request,) = re.findall(r'`(\{"custom_id.*?\})`', README)
+    Path("requests.jsonl").write_text(request + "\n")
+    for command in BATCHES:
+        words = [*shlex.split(command), "--model", "pocket", "--max-tokens", "3"]
+        assert run(words) == 0
+    assert len(Path("labels.csv").read_text().splitlines()) == 3
+    assert json.loads(Path("summaries.jsonl").read_text())["id"] == "monday.md"
+    assert json.loads(Path("responses.jsonl").read_text())["custom_id"] == "a"
