@@ -21,6 +21,7 @@ class Completions(Iterator[Result]):
         engine: with nothing to do yet.
         requests: numbered; taken from only while this is iterated.
         answering: makes a request's answer; UsageError ends that request.
+        at_end: called when all results were given or nobody wants more.
 
     Attributes:
         in_flight: requests that had begun and were not finished at the last step; any thread may
@@ -32,10 +33,12 @@ class Completions(Iterator[Result]):
         engine: Engine,
         requests: Iterator[tuple[int, Request]],
         answering: Callable[[Request], Answer],
+        at_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._requests = requests
         self._answering = answering
+        self._at_end = at_end
         self._running: dict[int, tuple[int, Answer]] = {}
         self._finished = self._run()
         self._stopped = False
@@ -59,19 +62,25 @@ class Completions(Iterator[Result]):
         self._stopped = True
 
     def _run(self) -> Iterator[tuple[int, Result]]:
-        while True:
-            yield from self._refill()
-            if not self._engine.has_work:
-                return
-            progresses = self._engine.step()
-            self.in_flight = len(self._running) - len(self._engine.waiting)
-            for progress in progresses:
-                number, answer = self._running[progress.job_id]
-                answer.advance(progress)
-                if progress.finish_reason is not None:
-                    del self._running[progress.job_id]
-                    self.in_flight -= 1
-                    yield number, answer.result()
+        try:
+            while True:
+                yield from self._refill()
+                if not self._engine.has_work:
+                    return
+                yield from self._step()
+        finally:
+            self._at_end()
+
+    def _step(self) -> Iterator[tuple[int, Result]]:
+        progresses = self._engine.step()
+        self.in_flight = len(self._running) - len(self._engine.waiting)
+        for progress in progresses:
+            number, answer = self._running[progress.job_id]
+            answer.advance(progress)
+            if progress.finish_reason is not None:
+                del self._running[progress.job_id]
+                self.in_flight -= 1
+                yield number, answer.result()
 
     def _refill(self) -> Iterator[tuple[int, Result]]:
         """Give the engine work ahead; requests that failed at once."""

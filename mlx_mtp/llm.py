@@ -16,7 +16,10 @@ import mlx.core as mx
 
 from mlx_mtp.answer import Answer, Prompt, as_request, numbered
 from mlx_mtp.completions import Completions
+from mlx_mtp.decode.depth import DepthController
 from mlx_mtp.decode.engine import Engine
+from mlx_mtp.decode.policy import DepthPolicy, FixedDepth
+from mlx_mtp.depth_table import DepthTable
 from mlx_mtp.errors import UsageError
 from mlx_mtp.generation_config import GenerationDefaults
 from mlx_mtp.model.drafter import Drafter
@@ -47,7 +50,7 @@ class LLM:
         model_name, drafter_name: as they were found; drafter_name is None without a drafter.
         defaults: what the model's generation_config asks for.
         memory: what rows and contexts are admitted within.
-        default_depth: tokens drafted per round at draft_depth "auto".
+        controller: chooses the depth at draft_depth "auto".
         warnings: what the user should know about this pair, one sentence each.
         run_stats: counts since load or `reset_run_stats`.
     """
@@ -62,8 +65,8 @@ class LLM:
         drafter_name: str | None,
         defaults: GenerationDefaults,
         memory: MemoryBudget,
-        default_depth: int,
         warnings: Sequence[str] = (),
+        depth_table: DepthTable | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -72,7 +75,9 @@ class LLM:
         self.drafter_name = drafter_name
         self.defaults = defaults
         self.memory = memory
-        self.default_depth = default_depth
+        self._depth_table = depth_table
+        known = None if depth_table is None else depth_table.read()
+        self.controller = DepthController.from_json(target.config.family, known)
         self.warnings = list(warnings)
         self.run_stats = RunStats()
         self._tokenizer: Tokenizer | None = None
@@ -88,6 +93,18 @@ class LLM:
         if self._tokenizer is None:
             self._tokenizer = Tokenizer.load(self.path, self.defaults.eos_token_ids)
         return self._tokenizer
+
+    @property
+    def parked(self) -> str | None:
+        """Why drafts do not pay at present, in words; None while they do or nothing drafts."""
+        return None if self.drafter is None else self.controller.parked
+
+    def keep_costs(self) -> None:
+        """Write down what the controller learned of round costs, for the next time this pair is
+        loaded on this machine; done after every call that decodes."""
+        document = self.controller.to_json()
+        if self._depth_table is not None and document["cells"]:
+            self._depth_table.write(document)
 
     def reset_run_stats(self) -> None:
         """Start counting anew."""
@@ -124,11 +141,14 @@ class LLM:
         return self._run_stream(engine, answer)
 
     def _run_stream(self, engine: Engine, answer: Answer) -> Iterator[Chunk]:
-        while engine.has_work:
-            for progress in engine.step():
-                if progress.error is not None:
-                    raise progress.error
-                yield from answer.advance(progress)
+        try:
+            while engine.has_work:
+                for progress in engine.step():
+                    if progress.error is not None:
+                        raise progress.error
+                    yield from answer.advance(progress)
+        finally:
+            self.keep_costs()
 
     def generate(
         self,
@@ -208,6 +228,7 @@ class LLM:
         """End the thread of submitted requests, which are cancelled. Without any, nothing."""
         if self._worker is not None:
             self._worker.close()
+            self.keep_costs()
 
     def generate_ids(
         self,
@@ -247,7 +268,7 @@ class LLM:
         first = list(islice(source, MAX_ROWS + 1))  # enough to know how many rows are needed
         engine = self._engine(draft_depth, rows=batch_size, work=len(first))
         requests = enumerate(map(as_request, chain(first, source)))
-        return Completions(engine, requests, answering)
+        return Completions(engine, requests, answering, self.keep_costs)
 
     @property
     def _context(self) -> int:
@@ -275,27 +296,33 @@ class LLM:
                 f"batch_size is {rows!r}.",
                 f'Give "auto" or a whole number from 1 to {MAX_ROWS}.',
             )
-        depth = self.default_depth if draft_depth == "auto" else draft_depth
-        if isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth <= MAX_DEPTH:
-            raise UsageError(
-                f"draft_depth is {draft_depth!r}.",
-                f'Give "auto" or a whole number from 0 to {MAX_DEPTH}.',
-            )
-        if self.drafter is None and draft_depth not in ("auto", 0):
-            raise UsageError(
-                f"draft_depth is {draft_depth}, but no drafter is loaded.",
-                "Load one, or leave draft_depth out.",
-            )
         return Engine(
             self.target,
             self.drafter,
-            lambda _: depth,
+            self._depth_policy(draft_depth),
             rows=max(1, min(rows, work)),
             prefill_ahead=work > rows,
             suppress=self.defaults.suppress_tokens,
             stats=self.run_stats,
             budget=self.memory,
         )
+
+    def _depth_policy(self, draft_depth: Depth) -> DepthPolicy:
+        """What chooses the depth; "auto" is one controller for all calls: it goes on learning."""
+        if draft_depth == "auto":
+            return self.controller
+        is_number = isinstance(draft_depth, int) and not isinstance(draft_depth, bool)
+        if not is_number or not 0 <= draft_depth <= MAX_DEPTH:
+            raise UsageError(
+                f"draft_depth is {draft_depth!r}.",
+                f'Give "auto" or a whole number from 0 to {MAX_DEPTH}.',
+            )
+        if self.drafter is None and draft_depth:
+            raise UsageError(
+                f"draft_depth is {draft_depth}, but no drafter is loaded.",
+                "Load one, or leave draft_depth out.",
+            )
+        return FixedDepth(draft_depth)
 
 
 def _in_order(completions: Completions) -> list[Result]:

@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from mlx_mtp.depth_table import DepthTable
 from mlx_mtp.errors import UsageError
 from mlx_mtp.files import read_json, read_optional_json
 from mlx_mtp.generation_config import GenerationDefaults
@@ -19,10 +20,6 @@ from mlx_mtp.model.load import load_drafter, load_target
 from mlx_mtp.model.memory import MemoryBudget, device_limit
 from mlx_mtp.model.target import Target
 from mlx_mtp.pair import DrafterConfig, TargetConfig, check_pair
-from mlx_mtp.types import MAX_DEPTH
-
-DEFAULT_DEPTH = 4
-"""Tokens drafted per round where the assistant's generation_config proposes nothing."""
 
 
 def load(
@@ -75,15 +72,12 @@ def load(
         read_optional_json(files.path / "generation_config.json"), raw
     )
     defaults.check_vocabulary(config.vocab_size)
-    drafting, depth = None, DEFAULT_DEPTH
+    drafting = depth_table = None
     if drafter_path is not None and drafter_config is not None:
         assistant = load_drafter(drafter_path, drafter_config, target.dtype)
         weights += _bytes(assistant)
         drafting = Drafter(assistant, drafter_config, draft_position)
-        own = GenerationDefaults.from_dict(
-            read_optional_json(drafter_path / "generation_config.json")
-        )
-        depth = min(own.num_assistant_tokens or DEFAULT_DEPTH, MAX_DEPTH)
+        depth_table = DepthTable(files.path, drafter_path, str(target.dtype))
     return LLM(
         target,
         drafting,
@@ -92,8 +86,8 @@ def load(
         drafter_name=drafter_name,
         defaults=defaults,
         memory=MemoryBudget(config, target.dtype.size, weights, memory_limit or device_limit()),
-        default_depth=depth,
         warnings=warnings,
+        depth_table=depth_table,
     )
 
 

@@ -213,6 +213,7 @@ class RunStats:
 
     Attributes:
         target_forwards: verify passes (a round is one).
+        target_tokens: tokens put through the target in them, over all rows.
         drafter_forwards: draft steps, each for all rows at once.
         host_reads: device-to-host reads of rounds.
         prefill_reads: device-to-host reads of finished prefills.
@@ -231,6 +232,7 @@ class RunStats:
     """
 
     target_forwards: int = 0
+    target_tokens: int = 0
     drafter_forwards: int = 0
     host_reads: int = 0
     prefill_reads: int = 0

@@ -28,7 +28,7 @@ class Done(NamedTuple):
 
 def start(*arguments: object) -> subprocess.Popen[str]:
     """The program at work on a batch; its streams are pipes."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("MLX_MTP_")}
+    kept = {key: value for key, value in os.environ.items() if key != "MLX_MTP_DRAFTER"}
     return subprocess.Popen(
         [PROGRAM, "batch", *map(str, arguments)],
         stdin=subprocess.PIPE,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,10 @@ from pairs import PAIRS, pair_id
 
 from mlx_mtp.llm import LLM
 from mlx_mtp.loading import load
+
+# Nothing that a test learns is kept, and nothing that was kept is used; processes inherit it.
+_cache = tempfile.TemporaryDirectory(prefix="mlx-mtp-tests-")
+os.environ["MLX_MTP_CACHE"] = _cache.name
 
 Loader = Callable[..., LLM]
 

@@ -147,9 +147,9 @@ class Batch:
             ResourceError: the disk is full; nothing finished is lost.
         """
         assert self._llm is not None
-        self._journal.begin(MAX_ROWS if self._rows == "auto" else self._rows)
         began = time.perf_counter()
         try:
+            self._journal.begin(MAX_ROWS if self._rows == "auto" else self._rows)
             self.completions = self._llm.as_completed(
                 self._requests(),
                 batch_size=self._rows,
@@ -294,6 +294,8 @@ def _mode(llm: LLM, options: BatchOptions, stats: RunStats) -> str:
         return "plain: the draft depth is 0"
     if not stats.tokens:
         return "nothing was decoded"
+    if options.draft_depth == "auto" and llm.parked:
+        return f"at the end plain, as drafting did not pay: {llm.parked}"
     if not stats.drafted:
         return "plain: nothing was drafted"
     return f"drafted by {llm.drafter_name}"

@@ -38,6 +38,7 @@ EXAMPLES = """Examples:
 Environment:
   MLX_MTP_MODEL, MLX_MTP_DRAFTER   defaults of MODEL and --drafter
   HF_HOME, HF_TOKEN, HF_HUB_OFFLINE   as everywhere on the hub
+  MLX_MTP_CACHE   folder of what is learned about this machine
   NO_COLOR   plain text
 
 \b

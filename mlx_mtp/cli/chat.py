@@ -120,10 +120,14 @@ def chat(
                 "run": asdict(llm.run_stats),
                 "model": llm.model_name,
                 "drafter": llm.drafter_name,
+                "parked": llm.parked,
             }
         )
     console.note("  " + _stats_line(reply.stats))
-    _warn_of_idle_drafter(console, reply, llm.drafter_name, depth)
+    if depth == "auto" and llm.parked:
+        console.note(f"  decoding plainly, as drafting does not pay here: {llm.parked}")
+    else:
+        _warn_of_idle_drafter(console, reply, llm.drafter_name, depth)
     if reply.finish_reason == "cancelled":
         raise typer.Exit(INTERRUPTED)
 

@@ -7,12 +7,13 @@ of drafts. Who is in which row is the schedule's. Knows ids only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import cast
 
 import mlx.core as mx
 
+from mlx_mtp.decode.policy import DepthPolicy, Plan
 from mlx_mtp.decode.request import Job, Progress, Running
 from mlx_mtp.decode.room import Room, is_out_of_memory
 from mlx_mtp.decode.round import Rows, read, run_round
@@ -25,9 +26,6 @@ from mlx_mtp.model.memory import MemoryBudget
 from mlx_mtp.model.target import Target
 from mlx_mtp.types import MAX_ROWS, FinishReason, RunStats
 
-DepthPolicy = Callable[[int], int]
-"""Live rows -> tokens to draft in the next round, 0..MAX_DEPTH."""
-
 
 class Engine:
     """Runs jobs through one target and its drafter.
@@ -35,7 +33,8 @@ class Engine:
     Args:
         target: the target.
         drafter: None decodes plainly.
-        depth: how many tokens to draft; not asked without a drafter.
+        depth: chooses how many tokens to draft and learns from what came of it; not asked without
+            a drafter.
         rows: most requests that decode together, 1..MAX_ROWS.
         suppress: ids that are never produced.
         stats: counters to add to.
@@ -260,30 +259,47 @@ class Engine:
         assert state is not None
         if self._sampler is None or self._sampled != live:
             self._sampler, self._sampled = self._sampler_of(live), list(live)
-        depth = 0 if self.drafter is None else self.depth(len(live))
+        plan = Plan(0) if self.drafter is None else self.depth.choose(len(live))
         committed = [running.committed for running in live]
+        began = perf_counter()
         outcome = run_round(
-            self.target, self.drafter, schedule.cache, state, self._sampler, depth, committed
+            self.target,
+            self.drafter,
+            schedule.cache,
+            state,
+            self._sampler,
+            plan.depth,
+            committed,
+            plan.shadow,
         )
         blocks = read(outcome)
+        seconds = perf_counter() - began
         schedule.state = outcome.rows
-        self.stats.host_reads += 1
-        self.stats.rounds += 1
-        self.stats.row_rounds += len(live)
-        self.stats.target_forwards += 1
-        self.stats.drafter_forwards += depth
+        kept = [block[plan.depth + 1] for block in blocks]
+        self._count_round(plan, len(live))
         gone = []
-        for row, (running, block) in enumerate(zip(live, blocks, strict=True)):
-            accepted = block[-1]
+        for row, (running, block, accepted) in enumerate(zip(live, blocks, kept, strict=True)):
             used, reason = running.accept(block[: accepted + 1])
-            kept = min(accepted, len(used))
-            running.count_round(depth, kept)
-            self.stats.drafted += depth
-            self.stats.accepted += kept
+            running.count_round(plan.depth, min(accepted, len(used)))
+            self.stats.accepted += min(accepted, len(used))
             self._report(running, used, reason)
             if reason is not None:
                 gone.append(row)
         schedule.leave(gone)
+        if self.drafter is not None:
+            self.depth.observe(len(live), plan.depth, seconds, kept)
+        if plan.shadow:
+            # The first of the shadow's tokens stands where this round's token does.
+            self.depth.observe_shadow([int(block[2] == block[0]) for block in blocks], 1)
+
+    def _count_round(self, plan: Plan, rows: int) -> None:
+        self.stats.host_reads += 1
+        self.stats.rounds += 1
+        self.stats.row_rounds += rows
+        self.stats.target_forwards += 1
+        self.stats.target_tokens += rows * (plan.depth + 1)
+        self.stats.drafter_forwards += plan.depth + plan.shadow
+        self.stats.drafted += rows * plan.depth
 
     def _count_copies(self) -> None:
         """Bring the cache's copy counters into the run's."""

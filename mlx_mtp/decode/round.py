@@ -53,8 +53,8 @@ class Outcome:
 
     Attributes:
         rows: the state after it.
-        packed: int32 [n, depth + 2]: the target's choices, then the number of accepted drafts a.
-            The first a + 1 choices are the row's new tokens.
+        packed: int32 [n, depth + 2 + shadow]: the target's choices, the number of accepted drafts
+            a, then shadow drafts. The first a + 1 choices are the row's new tokens.
     """
 
     rows: Rows
@@ -101,6 +101,7 @@ def run_round(
     sampler: Sampler,
     depth: int,
     committed: Sequence[int],
+    shadow: int = 0,
 ) -> Outcome:
     """Build one round; nothing is evaluated yet.
 
@@ -109,18 +110,24 @@ def run_round(
         sampler: of the same rows in the same order.
         depth: tokens to draft, 0..MAX_DEPTH; 0 needs no drafter.
         committed: the rows' committed lengths, as the host knows them.
+        shadow: at depth 0, tokens to draft and not to verify: the plain tokens of this and the
+            next rounds will tell whether they would have been accepted.
     """
     span = cache.span(0, rows.lengths, depth + 1, committed)
-    positions = rows.lengths[:, None] + mx.arange(1, depth + 2, dtype=mx.int32)
-    noise = sampler.noise(positions)
-    tokens = rows.tokens[:, None]
-    if depth:
+    longest = max(depth + 1, shadow)
+    noise = sampler.noise(rows.lengths[:, None] + mx.arange(1, longest + 1, dtype=mx.int32))
+    tokens, shadows = rows.tokens[:, None], []
+    if drafted := depth or shadow:
         assert drafter is not None
-        drafts = draft(target, drafter, cache, rows, sampler, noise, depth, span.runs)
-        tokens = mx.concatenate([tokens, drafts], axis=1)
+        drafts = draft(target, drafter, cache, rows, sampler, noise, drafted, span.runs)
+        if depth:
+            tokens = mx.concatenate([tokens, drafts], axis=1)
+        else:
+            shadows = [drafts]
     hidden = target.forward(tokens, cache, span)
     assert hidden is not None
-    choices = sampler.choose(target.logits(hidden), noise)
+    verified = None if noise is None else noise[:, : depth + 1]
+    choices = sampler.choose(target.logits(hidden), verified)
     # A draft is kept while it and all before it equal the target's choice at its place.
     kept = (tokens[:, 1:] == choices[:, :-1]).astype(mx.int32)
     accepted = mx.cumprod(kept, axis=1).sum(axis=1, keepdims=True) if depth else tokens * 0
@@ -129,7 +136,7 @@ def run_round(
         rows.lengths + 1 + accepted[:, 0],
         mx.take_along_axis(hidden, accepted[:, :, None], axis=1),
     )
-    return Outcome(after, mx.concatenate([choices, accepted], axis=1))
+    return Outcome(after, mx.concatenate([choices, accepted, *shadows], axis=1))
 
 
 def read(outcome: Outcome) -> list[list[int]]:

@@ -300,13 +300,15 @@ class SlotCache:
     def move(self, source: int, destination: int) -> None:
         """Copy row source over row destination, in place."""
         index = mx.array([source])
-        for buffers in (self.keys, self.values):
-            for layer in range(len(buffers)):
-                row = mx.take(buffers[layer], index, axis=0)
-                mx.eval(row)  # a pending reader of the buffer would make the write copy it whole
+        taken = [
+            [mx.take(b, index, axis=0) for b in buffers] for buffers in (self.keys, self.values)
+        ]
+        mx.eval(taken)  # a pending reader of a buffer would make the write copy it whole
+        for buffers, rows in zip((self.keys, self.values), taken, strict=True):
+            for layer, row in enumerate(rows):
                 buffers[layer][destination : destination + 1] = row
-                mx.eval(buffers[layer])
                 self.bytes_copied += row.nbytes
+        mx.eval(self.keys, self.values)
         self.row_copies += 1
 
 

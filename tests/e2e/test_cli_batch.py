@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from conftest import BatchCommand
 
 GREEDY = ("--temperature", "0")
+DRAFTED = (*GREEDY, "--draft-depth", "4")
 SUMMARY = [
     "rows", "done", "failed", "reused", "interrupted", "batch_size", "seconds", "tokens", "mode",
     "output", "run", "model", "drafter",
@@ -49,7 +50,7 @@ def texts(output: Path) -> dict[str, str]:
 
 def test_a_pipe_of_lines_in_and_a_document_out(output: Path) -> None:
     stdin = f"\ufeff{TABLE}\r\n\n{BANANA}\nCount from 7 to 21.\n"
-    done = finish(start("-", "-o", output, "--ordered", "--json", *GREEDY), stdin)
+    done = finish(start("-", "-o", output, "--ordered", "--json", *DRAFTED), stdin)
     assert done.code == 0
     document = json.loads(done.out)
     assert done.out.count("\n") == 1
@@ -249,7 +250,7 @@ def test_a_line_on_a_terminal_says_how_far_it_is(
     for name, value in {"TTY_COMPATIBLE": "1", "TERM": "xterm", "COLUMNS": str(width)}.items():
         monkeypatch.setenv(name, value)
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": TABLE}] * 4)
-    done = batch(source, "-o", output, *GREEDY)
+    done = batch(source, "-o", output, *DRAFTED)
     assert done.code == 0
     shown = re.split(r"\x1b\[\??\d*[A-Za-z]|\r", done.err)
     lines = [text.strip() for text in shown if "in flight" in text]

@@ -1,19 +1,16 @@
-"""A batch that does not run to its end: killed, interrupted, out of room, its input changed."""
+"""A batch that does not run to its end, and what is done again after it: no more than needed."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
-import resource
 import shlex
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from batches import (
@@ -99,10 +96,10 @@ def test_a_batch_killed_again_and_again_ends_as_if_it_had_not_been(
 
 
 def test_interrupts(tmp_path: Path, output: Path) -> None:
-    rows = [{"prompt": BANANA}] * 3 + [{"prompt": f"Count from {n} to 999."} for n in range(20)]
+    rows = [{"prompt": BANANA}] * 3 + [{"prompt": f"Count from {n} to 999."} for n in range(400)]
     source = write_jsonl(tmp_path / "in.jsonl", rows)
     output.write_text("of before")
-    arguments = [source, "-o", output, "--batch-size", "2", "--max-tokens", "100", *GREEDY]
+    arguments = [source, "-o", output, "--batch-size", "2", *GREEDY, "--max-tokens", "60"]
 
     # the first Ctrl-C: rows in flight are finished, no other is begun
     process = start(*arguments)
@@ -126,18 +123,18 @@ def test_interrupts(tmp_path: Path, output: Path) -> None:
     assert f"  {finished(output)} of {len(rows)} rows · " in done.err
 
     # the second one: nothing more is finished
-    before = finished(output)
+    arguments[-1] = "2000"
+    before = finished(output) + 3
     process = start(*arguments)
-    assert wait_for(process, lambda: finished(output) > before)
+    assert wait_for(process, lambda: finished(output) >= before)
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     assert process.stderr.readline().startswith("finishing the rows in flight")
     time.sleep(0.1)  # no one is so fast as to press it while that is still being said
-    before = finished(output)
     process.send_signal(signal.SIGINT)
     done = finish(process)
     assert done.code == 130
-    assert finished(output) <= before + 1
+    assert finished(output) == before
     assert journal(output)[-1] == {"end": "interrupted"}
     assert done.err.startswith("  go on with: mlx-mtp batch ")
     assert done.err.count("\n") == 1
@@ -150,90 +147,6 @@ def test_interrupts(tmp_path: Path, output: Path) -> None:
     assert done.code == 128 + signal.SIGTERM
     assert journal(output)[-1] == {"end": "interrupted"}
     assert output.read_text() == "of before"
-
-
-# Out of room
-
-
-def test_a_full_disk_loses_nothing_that_was_finished(
-    tmp_path: Path, output: Path, batch: BatchCommand
-) -> None:
-    rows = [{"id": f"{n}", "prompt": BANANA} for n in range(24)]
-    source = write_jsonl(tmp_path / "in.jsonl", rows)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))
-    try:
-        done = batch(source, "-o", output, *GREEDY)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert (done.code, done.out) == (5, "")
-    assert done.err == (
-        f"error: {output}.journal cannot be written: File too large.\n"
-        "  Free some space and run the same command again; finished rows are kept.\n"
-    )
-    kept = finished(output)
-    assert 3 < kept < 24
-    assert journal(output)[-1] == {"end": "failed"}
-    assert not output.exists()
-    done = batch(source, "-o", output, *GREEDY)
-    assert done.code == 0
-    assert f"  24 of 24 rows · {kept} from an earlier run · " in done.err
-    assert "killed" not in done.err
-    assert [row[:2] for row in answers(output)] == sorted((f"{n}", B_A_N_A_N_A) for n in range(24))
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    """A disk of a few kB; skipped where none can be made."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-
-    def resize(option: str, mode: str = "remount,") -> None:
-        command = ["mount", "-t", "tmpfs", "-o", f"{mode}{option}", "tmpfs", folder]
-        try:
-            subprocess.run(command, check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError):
-            pytest.skip("nothing can be mounted here")
-
-    resize("size=8k", mode="")
-    yield Disk(folder, resize)
-    subprocess.run(["umount", folder], check=True)
-
-
-class Disk(NamedTuple):
-    folder: Path
-    resize: Callable[[str], None]
-
-
-def test_a_disk_that_is_full_then_larger_then_read_only(
-    tmp_path: Path, disk: Disk, batch: BatchCommand
-) -> None:
-    rows = [{"id": f"{n}", "prompt": BANANA} for n in range(24)]
-    source, output = write_jsonl(tmp_path / "in.jsonl", rows), disk.folder / "out.jsonl"
-    arguments = [source, "-o", output, *GREEDY]
-    no_room = "cannot be written: No space left on device.\n  Free some space and run the same "
-    done = batch(*arguments)  # not even the journal has room
-    assert done.code == 5
-    assert f"error: {output}.journal {no_room}" in done.err
-    assert 3 < finished(output) < 24
-    disk.resize("size=20k")
-    done = batch(*arguments)  # the journal has room, OUTPUT has not
-    assert done.code == 5
-    assert f"error: {output} {no_room}" in done.err
-    assert finished(output) == 24
-    assert os.listdir(disk.folder) == ["out.jsonl.journal"]
-    disk.resize("size=200k")
-    done = batch(*arguments, "--json")
-    assert done.code == 0
-    assert json.loads(done.out)["reused"] == 24
-    assert len(answers(output)) == 24
-    disk.resize("ro")
-    done = batch(*arguments)
-    assert done == (
-        2,
-        "",
-        f"error: The folder {disk.folder} cannot be written to.\n  Choose another output.\n",
-    )
 
 
 # Changed

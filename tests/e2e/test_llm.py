@@ -24,7 +24,7 @@ def llm() -> LLM:
 
 
 def test_the_main_job(llm: LLM) -> None:
-    (result,) = llm.generate([TABLE], GREEDY)
+    (result,) = llm.generate([TABLE], GREEDY, draft_depth=4)
     assert result.text == ANSWER
     assert result.finish_reason == "stop"
     assert result.token_ids[-1] in llm.defaults.eos_token_ids
@@ -162,11 +162,15 @@ def test_closing_a_stream_stops_it(llm: LLM) -> None:
 
 def test_run_stats_count_everything(llm: LLM) -> None:
     llm.reset_run_stats()
-    results = llm.generate([TABLE, "Multiplication table of 5."], GREEDY)
+    results = llm.generate([TABLE, "Multiplication table of 5."], GREEDY, draft_depth=4)
     stats = llm.run_stats
     assert stats.row_rounds == sum(result.stats.rounds for result in results)
     assert stats.prefill_tokens == sum(result.stats.prompt_tokens for result in results)
-    assert stats.prefill_reads == 2
+    assert stats.prefill_reads == stats.prefill_forwards == 1  # both prompts in one
+    assert stats.target_tokens == 5 * stats.row_rounds
+    assert stats.tokens == sum(result.stats.tokens for result in results)
+    assert stats.drafted == 4 * stats.row_rounds
+    assert stats.accepted == sum(result.stats.accepted for result in results)
     assert stats.host_reads == stats.rounds == stats.target_forwards
     assert stats.drafter_forwards == 4 * stats.rounds
     assert stats.peak_bytes > 0

@@ -16,6 +16,7 @@ from pairs import PAIRS, load_golden
 import mlx_mtp
 from mlx_mtp.config_json import FULL
 from mlx_mtp.decode.engine import Engine
+from mlx_mtp.decode.policy import FixedDepth
 from mlx_mtp.decode.request import Job
 from mlx_mtp.model.cache import SLOT_STEP
 from mlx_mtp.types import RunStats
@@ -48,7 +49,7 @@ def counted_reads() -> Iterator[Counter[str]]:
 
 def engine_of(load_pair: Loader, pair: Path, depth: int, rows: int, jobs: list[Job]) -> Engine:
     llm = load_pair(pair)
-    engine = Engine(llm.target, llm.drafter, lambda _: depth, rows=rows, stats=RunStats())
+    engine = Engine(llm.target, llm.drafter, FixedDepth(depth), rows=rows, stats=RunStats())
     for job in jobs:
         engine.add(job)
     return engine
@@ -89,6 +90,7 @@ def test_arrays_are_read_in_two_places_only() -> None:
         "engine.py:tolist": 1,  # a finished prefill's first token
         "engine.py:eval": 1,  # a chunk that is not the prompt's last
         "cache.py:eval": 4,  # new, grown and moved buffers, between rounds
+        "snapshot.py:eval": 2,  # prefixes kept and put back, at admission
         "drafter.py:eval": 1,  # the ordered head, at load
     }
 

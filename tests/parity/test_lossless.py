@@ -11,6 +11,7 @@ from conftest import Loader
 from pairs import load_golden
 
 from mlx_mtp.decode.engine import Engine
+from mlx_mtp.decode.policy import FixedDepth, Plan
 from mlx_mtp.decode.request import Job
 from mlx_mtp.decode.sampling import RowSampling
 from mlx_mtp.llm import LLM
@@ -31,6 +32,18 @@ MIXED = [
 
 FULL_SIZE = [False, pytest.param(True, marks=pytest.mark.slow)]
 """Each property holds in the default run on a small scale, in the slow one at full size."""
+
+
+class Jumping(FixedDepth):
+    """A policy that jumps at random, with shadows: nothing may depend on what it chooses."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(0)
+        object.__setattr__(self, "rng", rng)
+
+    def choose(self, rows: int) -> Plan:
+        depth = self.rng.randint(0, 7)
+        return Plan(depth, self.rng.randint(0, 1) if depth == 0 else 0)
 
 
 def jobs_of(pair: Path, tokens: int, sampling: list[RowSampling] | None = None) -> list[Job]:
@@ -55,7 +68,7 @@ def blocks(
 ) -> list[list[tuple[int, ...]]]:
     """What each step brought each job: the first token, then one block per round."""
     drafter = llm.drafter if depth else None
-    engine = Engine(llm.target, drafter, lambda _: depth, rows=rows, prefill_chunk=chunk)
+    engine = Engine(llm.target, drafter, FixedDepth(depth), rows=rows, prefill_chunk=chunk)
     ids = [engine.add(job) for job in jobs]
     texts: dict[int, list[tuple[int, ...]]] = {job_id: [] for job_id in ids}
     while engine.has_work:
@@ -172,7 +185,7 @@ def test_rows_join_and_leave_while_others_decode(
     engine = Engine(
         llm.target,
         llm.drafter,
-        lambda _: rng.randint(0, 7),
+        Jumping(rng),
         rows=4,
         prefill_ahead=ahead,
         prefill_chunk=32,
@@ -208,7 +221,7 @@ def test_a_row_is_taken_over_as_soon_as_it_is_free(pair: Path, load_pair: Loader
     jobs = [replace(job, max_tokens=6 + i % 5) for i, job in enumerate(jobs_of(pair, 1) * 2)]
     jobs = [job for job in jobs if len(job.token_ids) < 64]
     stats = RunStats()
-    engine = Engine(llm.target, llm.drafter, lambda _: 1, rows=3, prefill_ahead=True, stats=stats)
+    engine = Engine(llm.target, llm.drafter, FixedDepth(1), rows=3, prefill_ahead=True, stats=stats)
     for job in jobs:
         engine.add(job)
     begun = False

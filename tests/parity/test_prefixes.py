@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from test_lossless import MIXED, jobs_of
 
 from mlx_mtp.decode.engine import Engine
+from mlx_mtp.decode.policy import FixedDepth
 from mlx_mtp.decode.prefix import MIN_SHARED, common
 from mlx_mtp.decode.request import Job
 from mlx_mtp.llm import LLM
@@ -23,7 +24,7 @@ from mlx_mtp.types import RunStats
 def run(llm: LLM, jobs: list[Job], rows: int) -> tuple[list[list[int]], RunStats]:
     stats = RunStats()
     engine = Engine(
-        llm.target, llm.drafter, lambda _: 4, rows=rows, prefill_ahead=True, stats=stats
+        llm.target, llm.drafter, FixedDepth(4), rows=rows, prefill_ahead=True, stats=stats
     )
     ids = [engine.add(job) for job in jobs]
     texts: dict[int, list[int]] = {job_id: [] for job_id in ids}

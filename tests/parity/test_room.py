@@ -12,6 +12,7 @@ from conftest import Loader
 from test_lossless import MIXED, jobs_of
 
 from mlx_mtp.decode.engine import Engine
+from mlx_mtp.decode.policy import FixedDepth
 from mlx_mtp.decode.request import Job
 from mlx_mtp.errors import ResourceError
 from mlx_mtp.llm import LLM
@@ -26,7 +27,7 @@ def engine_of(llm: LLM, rows: int = 8, limit: int | None = None) -> Engine:
     target = llm.target
     budget = None if limit is None else MemoryBudget(target.config, target.dtype.size, 0, limit)
     return Engine(
-        target, llm.drafter, lambda _: 3, rows=rows, prefill_ahead=True, budget=budget,
+        target, llm.drafter, FixedDepth(3), rows=rows, prefill_ahead=True, budget=budget,
         stats=RunStats(),
     )  # fmt: skip
 

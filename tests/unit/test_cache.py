@@ -226,6 +226,7 @@ def test_writes_and_moves_are_in_place(live: int) -> None:
     assert mx.get_peak_memory() - before < largest / 4
     mx.reset_peak_memory()
     cache.move(3, 1)
-    assert mx.get_peak_memory() - before <= largest / 2 + 4096  # two rows' worth at most
+    row = sum(buffer.nbytes for buffer in cache.keys + cache.values) // 4
+    assert mx.get_peak_memory() - before <= row + largest / 4 + 4096  # one row, apart from views
     assert cache.row_copies == 1
-    assert cache.bytes_copied == sum(b[0].nbytes for b in cache.keys + cache.values)
+    assert cache.bytes_copied == row

@@ -24,6 +24,7 @@ FLOORS: dict[str, int] = {
     "mlx_mtp": 5,  # the public names
     "mlx_mtp.answer": 5,
     "mlx_mtp.completions": 5,
+    "mlx_mtp.depth_table": 5,
     "mlx_mtp.llm": 5,
     "mlx_mtp.loading": 5,
     "mlx_mtp.worker": 5,

@@ -1,0 +1,77 @@
+"""What was learned of round costs, kept per machine, versions and pair. Owns: its file.
+
+A file that is damaged, of another version or not writable is as good as none: what it holds is
+measured again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import secrets
+from contextlib import suppress
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_mtp.files import fingerprint
+
+CACHE_VARIABLE = "MLX_MTP_CACHE"
+"""Environment variable that names the cache folder; the user's own by default."""
+
+log = logging.getLogger("mlx_mtp")
+
+
+class DepthTable:
+    """The kept costs of one pair on this machine.
+
+    Args:
+        target, drafter: their folders.
+        dtype: of the activations.
+    """
+
+    def __init__(self, target: Path, drafter: Path, dtype: str) -> None:
+        about = [
+            platform.machine(),
+            str(mx.device_info().get("device_name")),
+            str(mx.default_device()),
+            version("mlx"),
+            version("mlx-mtp"),
+            dtype,
+            fingerprint(target),
+            fingerprint(drafter),
+        ]
+        name = sha256("\0".join(about).encode()).hexdigest()[:24]
+        self.path = _cache_folder() / "depth" / f"{name}.json"
+
+    def read(self) -> Any:
+        """The document kept, or None."""
+        try:
+            return json.loads(self.path.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return None
+
+    def write(self, document: dict[str, Any]) -> None:
+        """Keep a document instead of the one there is, as a whole."""
+        partial = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps(document))
+            partial.replace(self.path)
+        except OSError as error:
+            log.info("Round costs are not kept: %s", error)
+            with suppress(OSError):
+                partial.unlink()
+
+
+def _cache_folder() -> Path:
+    if own := os.environ.get(CACHE_VARIABLE):
+        return Path(own).expanduser()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("mlx-mtp", appauthor=False)
