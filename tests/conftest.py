@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pairs import PAIRS, pair_id
+from pairs import PAIRS, Loader, pair_id
 
 from mlx_mtp.llm import LLM
 from mlx_mtp.loading import load
@@ -17,8 +16,6 @@ from mlx_mtp.loading import load
 # Nothing that a test learns is kept, and nothing that was kept is used; processes inherit it.
 _cache = tempfile.TemporaryDirectory(prefix="mlx-mtp-tests-")
 os.environ["MLX_MTP_CACHE"] = _cache.name
-
-Loader = Callable[..., LLM]
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from mlx_mtp import LLM
+
+Loader = Callable[..., "LLM"]
+"""The fixture `load_pair`: ``load_pair(path, dtype="float32", drafter="auto")``."""
 
 OWN_PAIRS = Path(__file__).parent / "data" / "pairs"
 FAMILIES = ("e2b", "moe", "dense", "unified")

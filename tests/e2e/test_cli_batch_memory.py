@@ -55,6 +55,5 @@ def test_memory_stays_flat_while_many_rows_are_answered(tmp_path: Path) -> None:
         time.sleep(0.2)
     assert finish(process).code == 0
     assert len(output.read_text().splitlines()) == count
-    print(resident)
     assert max(resident) >= 9
     assert max(resident[n] for n in resident if n > 1) - resident[1] < 20_000  # kB

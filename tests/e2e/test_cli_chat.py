@@ -95,6 +95,7 @@ def test_json_has_the_names_of_the_api(chat: Chat) -> None:
         "run",
         "model",
         "drafter",
+        "parked",
     ]
     assert found["text"] == SEVENS.rstrip("\n")
     assert found["finish_reason"] == "stop"

@@ -7,8 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import Loader
-from pairs import load_golden
+from pairs import Loader, load_golden
 
 from mlx_mtp.llm import LLM
 from mlx_mtp.model.cache import SlotCache

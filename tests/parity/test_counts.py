@@ -10,8 +10,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from conftest import Loader
-from pairs import PAIRS, load_golden
+from pairs import PAIRS, Loader, load_golden
 
 import mlx_mtp
 from mlx_mtp.config_json import FULL

@@ -8,8 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import Loader
-from pairs import Golden, load_golden
+from pairs import Golden, Loader, load_golden
 
 from mlx_mtp.decode.round import Rows, draft, read, run_round
 from mlx_mtp.decode.sampling import RowSampling, Sampler

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import Loader
-from pairs import load_golden
+from pairs import Loader, load_golden
 
 from mlx_mtp.decode.engine import Engine
 from mlx_mtp.decode.policy import FixedDepth, Plan

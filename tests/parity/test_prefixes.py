@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
-from conftest import Loader
 from hypothesis import given
 from hypothesis import strategies as st
+from pairs import Loader
 from test_lossless import MIXED, jobs_of
 
 from mlx_mtp.decode.engine import Engine

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from conftest import Loader
+from pairs import Loader
 from test_lossless import MIXED, jobs_of
 
 from mlx_mtp.decode.engine import Engine
