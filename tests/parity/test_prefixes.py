@@ -36,7 +36,7 @@ def run(llm: LLM, jobs: list[Job], rows: int) -> tuple[list[list[int]], RunStats
 
 def with_prefix(pair: Path, length: int) -> list[Job]:
     """Eight jobs whose prompts begin alike and go on differently."""
-    jobs = jobs_of(pair, 12, MIXED)
+    jobs = jobs_of(pair, 6, MIXED)
     head = (jobs[7].token_ids * 50)[:length]
     return [replace(job, token_ids=(*head, *job.token_ids[:40])) for job in jobs]
 
