@@ -149,7 +149,7 @@ def numbered(index: int, prompt: Prompt) -> Request:
 def failed(request: Request, error: MlxMtpError) -> Result:
     """The result of a request that could not be started."""
     stats = RequestStats()
-    return Result("", [], "error", 0, stats, error=str(error), id=request.id)
+    return Result("", [], "error", None, stats, error=str(error), id=request.id)
 
 
 def _messages(request: Request) -> list[Message]:

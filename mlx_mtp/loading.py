@@ -16,7 +16,8 @@ from mlx_mtp.generation_config import GenerationDefaults
 from mlx_mtp.hub import choose_drafter, resolve
 from mlx_mtp.llm import LLM
 from mlx_mtp.model.drafter import Drafter, DraftPosition
-from mlx_mtp.model.load import load_drafter, load_target
+from mlx_mtp.model.experts import ExpertStrategy
+from mlx_mtp.model.load import load_drafter, load_target, too_large
 from mlx_mtp.model.memory import MemoryBudget, device_limit
 from mlx_mtp.model.target import Target
 from mlx_mtp.pair import DrafterConfig, TargetConfig, check_pair
@@ -44,6 +45,7 @@ def load(
     Raises:
         ModelNotFoundError: not found, gated, incomplete or damaged.
         IncompatibleError: not a Gemma 4 target, or a drafter of another target.
+        ResourceError: the model and the shortest row take more than the limit.
     """
     if draft_position not in get_args(DraftPosition):
         raise UsageError(
@@ -65,7 +67,8 @@ def load(
     if memory_limit is not None and memory_limit < 1:
         raise UsageError(f"The memory limit is {memory_limit}.", "Give a number of bytes.")
     _wire_memory()
-    model = load_target(files.path, config, dtype)
+    limit = memory_limit or device_limit()
+    model = load_target(files.path, config, dtype, limit=limit)
     weights = _bytes(model)
     target = Target(model, config)
     defaults = GenerationDefaults.from_dict(
@@ -78,6 +81,12 @@ def load(
         weights += _bytes(assistant)
         drafting = Drafter(assistant, drafter_config, draft_position)
         depth_table = DepthTable(files.path, drafter_path, str(target.dtype))
+        if isinstance(kept := depth_table.read(), dict):
+            strategy = ExpertStrategy.from_json(kept.get("experts"))
+            target.experts.use(strategy, target.body.layers)
+    memory = MemoryBudget(config, target.dtype.size, weights, limit)
+    if (needed := memory.needed(rows=1, slots=1)) > limit:
+        raise too_large(needed, limit)
     return LLM(
         target,
         drafting,
@@ -85,7 +94,7 @@ def load(
         model_name=files.name,
         drafter_name=drafter_name,
         defaults=defaults,
-        memory=MemoryBudget(config, target.dtype.size, weights, memory_limit or device_limit()),
+        memory=memory,
         warnings=warnings,
         depth_table=depth_table,
     )

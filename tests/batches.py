@@ -37,14 +37,23 @@ def start(*arguments: object) -> subprocess.Popen[str]:
         text=True,
         encoding="utf-8",
         env=kept | {"HF_HUB_OFFLINE": "1", "MLX_MTP_MODEL": "pocket", "LC_ALL": "C.UTF-8"},
-        # A test run in the background ignores SIGINT and would hand that down.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=_heed_signals,
     )
+
+
+def _heed_signals() -> None:
+    """A test run in the background ignores SIGINT, one under nohup SIGHUP, and would hand that
+    down."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def finish(process: subprocess.Popen[str], stdin: str | None = None) -> Done:
     """What it says until its end."""
-    out, err = process.communicate(stdin, timeout=120)
+    try:
+        out, err = process.communicate(stdin, timeout=120)
+    finally:
+        process.kill()  # where it did not end in time; else nothing
     return Done(process.returncode, out, err)
 
 

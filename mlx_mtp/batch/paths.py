@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import TextIO
 
@@ -22,8 +22,12 @@ _ANOTHER = "Choose another output."
 
 
 def journal_path(output: Path) -> Path:
-    """Where the journal of an OUTPUT stands: beside it, its name and ``.journal``."""
-    return output.with_name(output.name + ".journal")
+    """Where the journal of an OUTPUT stands: beside it, its name and ``.journal``.
+
+    Beside the file itself where OUTPUT is a link, so that all its names have one journal.
+    """
+    target = Path(os.path.realpath(output))
+    return target.with_name(target.name + ".journal")
 
 
 def check_paths(source: Path, output: Path) -> None:
@@ -78,8 +82,11 @@ def replace_output(output: Path, write: Callable[[TextIO], None]) -> None:
     """
     check_output(output)
     target = Path(os.path.realpath(output))
-    partial = target.with_name(f".{target.name[:50]}.{secrets.token_hex(4)}.partial")
+    number = sha256(os.fsencode(target.name)).hexdigest()[:8]
+    partial = target.with_name(f".{target.name[:50]}.{number}.partial")
     try:
+        # of a run that was killed while it wrote; no other one writes, as the journal is locked
+        partial.unlink(missing_ok=True)
         # not tempfile: its files are private, where a new output gets the mode of the umask
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         with open(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="") as out:

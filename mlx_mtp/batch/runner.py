@@ -3,8 +3,8 @@ Knows no terminal.
 
     with Batch(input, output, options) as batch:
         batch.survey()      # reads all rows once: what is broken is known before any work
-        batch.use(llm)      # finds what an earlier run has finished
-        batch.run()         # the rest; `stop()` ends it early, rows in flight are finished
+        batch.use(files)    # of a model: finds what an earlier run with it has finished
+        batch.run(llm)      # the rest; `stop()` ends it early, rows in flight are finished
         batch.write()       # OUTPUT in one piece
 """
 
@@ -27,7 +27,8 @@ from mlx_mtp.batch.sources import open_source
 from mlx_mtp.batch.types import BatchOptions, Problems, Summary
 from mlx_mtp.errors import MlxMtpError, UsageError
 from mlx_mtp.files import fingerprint
-from mlx_mtp.types import MAX_ROWS, Request, RequestStats, Result, RunStats
+from mlx_mtp.hub import ModelFiles
+from mlx_mtp.types import MAX_ROWS, Request, RequestStats, Result
 
 if TYPE_CHECKING:  # these load mlx, which takes seconds, and `survey` does without
     from mlx_mtp.completions import Completions
@@ -50,6 +51,8 @@ class Batch:
         failures: rows that failed in this run when it was their turn.
         total: rows of the input, known after `survey`.
         finished_now, failed_now: rows of this run so far.
+        model_name: known after `use`.
+        drafter_name: of the model that ran; None without one, or where nothing was left to do.
         notes: what the user should know, one sentence each.
 
     Raises:
@@ -64,6 +67,7 @@ class Batch:
         self.failures = Problems()
         self.notes: list[str] = []
         self.completions: Completions | None = None
+        self.model_name = ""
         self._llm: LLM | None = None
         self._stopped = False
         self._is_openai = False
@@ -122,10 +126,10 @@ class Batch:
             )
         return self.total
 
-    def use(self, llm: LLM) -> int:
-        """Decode with this model; how many rows are left to do."""
-        self._llm = llm
-        self._index.use_model(fingerprint(llm.path))
+    def use(self, model: ModelFiles) -> int:
+        """Take this model's answers; how many rows it has still to do."""
+        self.model_name = model.name
+        self._index.use_model(fingerprint(model.path))
         self._before = self._index.counts()
         if self._journal.damaged:
             self.notes.append(
@@ -138,19 +142,20 @@ class Batch:
             self._rows = self._batch_size()
         return self._left
 
-    def run(self) -> None:
-        """Answer what is left. Every finished row is in the journal before the next one is taken.
+    def run(self, llm: LLM) -> None:
+        """Answer what is left with the model of `use`. Every finished row is in the journal before
+        the next one is taken.
 
         Raises:
             UsageError: rows of the input were changed or removed since `survey`; the others are
                 done.
             ResourceError: the disk is full; nothing finished is lost.
         """
-        assert self._llm is not None
+        self._llm = llm
         began = time.perf_counter()
         try:
             self._journal.begin(MAX_ROWS if self._rows == "auto" else self._rows)
-            self.completions = self._llm.as_completed(
+            self.completions = llm.as_completed(
                 self._requests(),
                 batch_size=self._rows,
                 draft_depth=self.options.draft_depth,
@@ -177,6 +182,10 @@ class Batch:
             )
 
     @property
+    def drafter_name(self) -> str | None:
+        return None if self._llm is None else self._llm.drafter_name
+
+    @property
     def in_flight(self) -> int:
         """Rows that have begun and are not finished."""
         return 0 if self.completions is None else self.completions.in_flight
@@ -189,20 +198,17 @@ class Batch:
 
     def write(self) -> None:
         """Put OUTPUT in its place, with every row of the input once."""
-        llm = self._llm
-        assert llm is not None
 
         def write_records(out: TextIO) -> None:
-            writer = RecordWriter(self._format(), out, llm.model_name)
+            writer = RecordWriter(self._format(), out, self.model_name)
             for index, key, record in self._index.records(ordered=self.options.ordered):
                 writer.write(index, record, key)
 
         replace_output(self.output, write_records)
 
     def summary(self) -> Summary:
-        """Where it stands; call it after `run`."""
-        assert self._llm is not None
-        counts, stats = self._index.counts(), self._llm.run_stats
+        """Where it stands; call it after `use`, or `run` where rows were left."""
+        counts = self._index.counts()
         retried = self._before.failed if self.options.retry_errors else 0
         return Summary(
             rows=self.total,
@@ -212,8 +218,8 @@ class Batch:
             interrupted=self.finished_now < self._left,
             batch_size=0 if self.completions is None else self.completions.rows,
             seconds=self._seconds,
-            tokens=stats.tokens,
-            mode=_mode(self._llm, self.options, stats),
+            tokens=0 if self._llm is None else self._llm.run_stats.tokens,
+            mode=_mode(self._llm, self.options),
         )
 
     # Rows.
@@ -287,15 +293,17 @@ def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
 
 
-def _mode(llm: LLM, options: BatchOptions, stats: RunStats) -> str:
+def _mode(llm: LLM | None, options: BatchOptions) -> str:
+    if llm is None:
+        return "nothing was left to do"
     if llm.drafter is None:
         return "plain: no drafter is loaded"
     if options.draft_depth == 0:
         return "plain: the draft depth is 0"
-    if not stats.tokens:
+    if not llm.run_stats.tokens:
         return "nothing was decoded"
     if options.draft_depth == "auto" and llm.parked:
         return f"at the end plain, as drafting did not pay: {llm.parked}"
-    if not stats.drafted:
+    if not llm.run_stats.drafted:
         return "plain: nothing was drafted"
     return f"drafted by {llm.drafter_name}"

@@ -7,6 +7,7 @@ What is wrong with one row is a `BadRow`; what is wrong with the whole input rai
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import sys
 import tempfile
@@ -44,6 +45,9 @@ _SUFFIX_KINDS = {
 }  # fmt: skip
 _SNIFFED_BYTES = 2**16
 _COPIED_BYTES = 2**16
+_CHECKED_BYTES = 2**24
+_LEFT_FREE = 2**29
+"""Bytes of the temporary folder that a copy of the input does not touch."""
 
 
 def open_source(path: str, kind: str, options: RowOptions) -> Source:
@@ -73,6 +77,9 @@ def open_source(path: str, kind: str, options: RowOptions) -> Source:
         if kind == "folder":
             raise UsageError(f"{path} is not a folder.", "Give a folder of .txt and .md files.")
         stream: IO[bytes] = open(path, "rb")  # noqa: SIM115 - the source closes it
+        if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode) and not stream.isatty():
+            stream.close()
+            raise UsageError(f"{path} is a device.", "Give a file, a folder or a pipe.")
     except OSError as error:
         raise unreadable(path, error) from error
     if not stream.seekable():
@@ -179,8 +186,13 @@ def _spooled(stream: IO[bytes]) -> IO[bytes]:
         copy = tempfile.TemporaryFile()  # noqa: SIM115 - the source closes it
         try:
             # by lines: read() asks a terminal for more after its Ctrl-D
+            unchecked = 0
             while data := stream.readline(_COPIED_BYTES):
                 copy.write(data)
+                unchecked += len(data)
+                if unchecked > _CHECKED_BYTES:
+                    unchecked = 0
+                    _check_space()
             copy.flush()
         except BaseException:
             copy.close()
@@ -191,6 +203,16 @@ def _spooled(stream: IO[bytes]) -> IO[bytes]:
             "Make room there, or set TMPDIR to a disk that has it.",
         ) from error
     return copy
+
+
+def _check_space() -> None:
+    """Raises ResourceError while there is still room for others: an input may have no end."""
+    folder = tempfile.gettempdir()
+    if shutil.disk_usage(folder).free < _LEFT_FREE:
+        raise ResourceError(
+            f"The input does not end, or is too long to be copied to {folder}.",
+            "Write it to a file first, or set TMPDIR to a disk that has room.",
+        )
 
 
 def _refuse_prompt_column(options: RowOptions) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from mlx_mtp.batch.rows import RowOptions
 
 if TYPE_CHECKING:  # loads mlx, which takes seconds
-    from mlx_mtp.llm import BatchSize, Depth
+    from mlx_mtp.decode.policy import Depth
+    from mlx_mtp.llm import BatchSize
 
 SHOWN_PROBLEMS = 10
 """Broken and failed rows that are named; the others are counted."""

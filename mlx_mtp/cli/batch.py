@@ -187,17 +187,22 @@ def batch(
             model = DEFAULT_MODEL
             console.note(DEMONSTRATION.format(command=f"batch ... --model {EXAMPLE_MODEL}"))
 
-        from mlx_mtp import load
+        from mlx_mtp.hub import resolve
 
-        limit = None if memory_limit is None else int(memory_limit * 1e9)
-        llm = load(model, drafter=drafter_choice(drafter), memory_limit=limit)
-        for warning in llm.warnings:
-            console.warn(warning)
-        left = work.use(llm)
+        left = work.use(resolve(model))
         for note in work.notes:
             console.note(f"note: {note}")
-        with _interruptible(console, work), show_progress(console, work, llm.run_stats, left):
-            work.run()
+        run = RunStats()
+        if left:
+            from mlx_mtp import load
+
+            limit = None if memory_limit is None else int(memory_limit * 1e9)
+            llm = load(model, drafter=drafter_choice(drafter), memory_limit=limit)
+            run = llm.run_stats
+            for warning in llm.warnings:
+                console.warn(warning)
+            with _interruptible(console, work), show_progress(console, work, run, left):
+                work.run(llm)
         _warn(console, work.failures, "failed")
         summary = work.summary()
         if not summary.interrupted:
@@ -206,12 +211,12 @@ def batch(
         document: dict[str, Any] = {
             **asdict(summary),
             "output": output,
-            "run": asdict(llm.run_stats),
-            "model": llm.model_name,
-            "drafter": llm.drafter_name,
+            "run": asdict(run),
+            "model": work.model_name,
+            "drafter": work.drafter_name,
         }
         typer.echo(json.dumps(document, ensure_ascii=False))
-    _tell(console, summary, llm.run_stats, output)
+    _tell(console, summary, run, output)
     if summary.interrupted:
         raise typer.Exit(INTERRUPTED)
     if summary.failed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -176,4 +177,16 @@ def test_what_is_not_there(tmp_path: Path, output: Path, batch: BatchCommand) ->
     (tmp_path / "in.jsonl").write_text(GOOD)
     done = batch(tmp_path / "in.jsonl", "-o", output, model=str(tmp_path / "none"))
     assert done.code == 3
+    assert os.listdir(output.parent) == []
+
+
+def test_a_model_larger_than_the_limit_is_told_before_any_row_fails(
+    tmp_path: Path, output: Path, batch: BatchCommand
+) -> None:
+    (tmp_path / "in.jsonl").write_text(GOOD)
+    done = batch(tmp_path / "in.jsonl", "-o", output, "--memory-limit", "0.001")
+    assert done.code == 5
+    assert re.search(
+        r"^error: The model takes [\d.]+ GB, but 0.001 GB is the limit.\n  Raise ", done.err, re.M
+    )
     assert os.listdir(output.parent) == []

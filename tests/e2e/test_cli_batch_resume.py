@@ -139,13 +139,13 @@ def test_interrupts(tmp_path: Path, output: Path) -> None:
     assert done.err.startswith("  go on with: mlx-mtp batch ")
     assert done.err.count("\n") == 1
 
-    # being terminated: as a second Ctrl-C
-    process = start(*arguments)
-    assert wait_for(process, lambda: journal(output)[-1].keys() == {"begin"})
-    process.terminate()
-    done = finish(process)
-    assert done.code == 128 + signal.SIGTERM
-    assert journal(output)[-1] == {"end": "interrupted"}
+    # being terminated, or losing its terminal: as a second Ctrl-C
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        process = start(*arguments)
+        assert wait_for(process, lambda: journal(output)[-1].keys() == {"begin"})
+        process.send_signal(number)
+        assert finish(process).code == 128 + number
+        assert journal(output)[-1] == {"end": "interrupted"}
     assert output.read_text() == "of before"
 
 
@@ -167,6 +167,7 @@ def test_only_what_was_changed_is_done_again(
         assert len(answers(output)) == 3
         is_idle = found["run"]["target_forwards"] == found["run"]["prefill_forwards"] == 0
         assert is_idle == (found["reused"] == 3)
+        assert (found["drafter"] is None) == is_idle  # no model is loaded for nothing
         assert found["tokens"] == found["run"]["tokens"]
         count: int = found["reused"]
         return count

@@ -227,6 +227,16 @@ except Exception as error:
     assert keys(output) == ["a", "b"]
 
 
+def test_all_names_of_an_output_have_one_journal(output, tmp_path):
+    link = tmp_path / "there" / "link"
+    link.parent.mkdir()
+    link.symlink_to(output)
+    fill(output, [("a", OK)])
+    assert keys(link) == ["a"]
+    with Journal.open(link), pytest.raises(UsageError, match="Another process is writing"):
+        Journal.open(output)
+
+
 def test_a_program_started_meanwhile_does_not_keep_the_lock(output):
     journal = Journal.open(output)
     with subprocess.Popen(["sleep", "60"], close_fds=False) as sleeper:

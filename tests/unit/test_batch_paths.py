@@ -3,7 +3,9 @@
 import csv
 import errno
 import json
+import multiprocessing
 import os
+import signal
 import stat
 
 import pytest
@@ -113,6 +115,22 @@ def test_an_output_is_replaced_as_a_whole(output, tmp_path):
     assert output.read_bytes() == b"second"
     assert stat.S_IMODE(output.stat().st_mode) == 0o640
     assert list(tmp_path.iterdir()) == [output]
+
+
+def test_what_a_killed_run_left_of_an_output_goes(output, tmp_path):
+    def write(out):
+        out.write("half")
+        out.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = multiprocessing.get_context("fork").Process(target=replace_output, args=(output, write))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    replace_output(output, lambda out: out.write("whole"))
+    assert list(tmp_path.iterdir()) == [output]
+    assert output.read_text() == "whole"
 
 
 def test_a_link_stays_and_what_it_leads_to_is_replaced(output, tmp_path):
