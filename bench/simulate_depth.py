@@ -25,13 +25,13 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from mlx_mtp.decode.depth import DepthController
-from mlx_mtp.decode.policy import DepthPolicy
+from mlx_mtp.decode.policy import DepthPolicy, Plan
 from mlx_mtp.pair import Family
 from mlx_mtp.types import MAX_DEPTH
 
 NOISE = 0.04
 OUTLIER_SHARE, OUTLIER_FACTOR = 0.01, 3.0
-COMPILE_STEPS = 5.0  # assumed: tracing and building kernels, in plain rounds of one row
+COMPILE_STEPS = 2.0  # assumed: making kernels at a first use, in plain rounds of one row
 GROWTH = 0.00015  # assumed: a plain round's time that every round adds as the context grows
 SETTLED, SETTLED_PLAIN = 300, 100
 CHANGE_AT, FOLLOW_WINDOW, FOLLOW_STEP, FOLLOW_LIMIT = 300, 100, 5, 150
@@ -175,7 +175,7 @@ def simulate(
         if random.random() < OUTLIER_SHARE:
             measured *= OUTLIER_FACTOR
         kept = [draw(random, chances, depth + shadow) for _ in range(rows)]
-        policy.observe(rows, depth, measured, kept if depth else [0] * rows)
+        policy.observe(rows, Plan(depth, shadow), measured, kept if depth else [0] * rows)
         if shadow:
             policy.observe_shadow(kept, shadow)
         yield Step(depth, shadow, rows * (1 + sum(chances[:depth])), seconds + compiling)

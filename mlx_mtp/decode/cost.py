@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cache
-from math import exp, isfinite, log
+from math import exp, hypot, inf, isfinite, log
 from typing import Any
 
 from mlx_mtp.pair import Family
@@ -20,14 +20,23 @@ KEPT_SAMPLES = 32
 KNOWN_SAMPLES = 6
 """Samples from which on a cell's estimate is good enough to notice that everything drifts."""
 
+TRIED = 3
+"""Usable measurements that a depth gets when it is tried."""
+
 FIRST_USE = 5.0
-"""Plain rounds that a first use is taken to cost before one was seen."""
+"""Plain rounds of one row that a first use is taken to cost before one was seen."""
+
+FIRST_USE_SEEN = 3
+"""Rounds of a cell after which what its first one took longer is known."""
 
 SHADOW = -1
 """Stands for the depth of a plain round that also drafted one token without verifying it."""
 
 DRIFT = 0.01
 """Share of a deviation that is taken for drift (longer context, heat) of every depth."""
+
+NOISE = 0.05
+"""Standard deviation of a sample's logarithm before it is known."""
 
 JUMP = 0.12
 """Log of the ratio by which five rounds in a row must deviate to be a jump of every depth."""
@@ -49,6 +58,11 @@ _DENSE += ((33, 7.0), (64, 7.2))
 _DRAFT_STEP = {"dense": 0.06, "unified": 0.08, "e-series": 0.08, "experts": 0.09}
 
 
+PRIOR_DOUBT = {"dense": 0.5, "experts": 0.3}
+"""Standard deviation of the log of a cost that the prior gives. Chips differ in where the steps of
+dense matmuls are; with experts the cost is nearly linear in the tokens on all of them."""
+
+
 def _interpolate(points: Iterable[tuple[float, float]], at: float) -> float:
     """Linear between the points (ascending), constant outside them."""
     left: tuple[float, float] | None = None
@@ -68,7 +82,12 @@ def prior_cost(family: Family, rows: int, depth: int) -> float:
     target = _interpolate(_DENSE, n)
     if family == "experts":
         target = 0.5 + 0.25 * target + 0.25 * n
-    return target + _DRAFT_STEP[family] * depth * (0.9 + 0.1 * rows)
+    return target + depth * prior_draft_step(family, rows)
+
+
+def prior_draft_step(family: Family, rows: int) -> float:
+    """A draft step's cost in plain rounds of one row, before one was measured."""
+    return _DRAFT_STEP[family] * (0.9 + 0.1 * rows)
 
 
 class Cell:
@@ -77,6 +96,7 @@ class Cell:
     def __init__(self, samples: Iterable[float] = ()) -> None:
         self.samples: deque[float] = deque(samples, maxlen=KEPT_SAMPLES)
         self.seen = 0
+        self.first = 0.0
         self.measured_at = 0
         self.estimate = 0.0
         self.update()
@@ -102,6 +122,7 @@ class _RowCosts:
     def __init__(self) -> None:
         self.cells: dict[int, Cell] = {}
         self.level = 1.0
+        self.noise = NOISE
         self.rounds = 0
         self.residuals: deque[float] = deque(maxlen=5)
         self.residuals_of: int | None = None
@@ -111,7 +132,8 @@ class _RowCosts:
         cell = self.cells.setdefault(depth, Cell())
         cell.seen += 1
         if cell.seen == 1:
-            return  # compiling and first-use costs
+            cell.first = seconds  # with compiling and other first-use costs
+            return
         cell.measured_at = self.rounds
         sample = seconds / self.level
         known = len(cell.samples) >= KNOWN_SAMPLES
@@ -126,6 +148,7 @@ class _RowCosts:
             self.residuals.clear()
             self.residuals_of = depth
         self.residuals.append(residual)
+        self.noise += 0.05 * (min(1.25 * abs(residual), 0.2) - self.noise)
         middle = sorted(self.residuals)[len(self.residuals) // 2]
         if len(self.residuals) == 5 and abs(middle) > JUMP:
             self.residuals.clear()
@@ -158,17 +181,19 @@ class CostModel:
         """Add a measured round; depth may be SHADOW. Nonsense (zero, NaN) is left out."""
         if not (isfinite(seconds) and seconds > 0):
             return
-        if depth >= 0 and self.is_new(rows, depth) and self.samples(rows, 0):
-            costs, _ = self.table(rows)
-            excess = (seconds / self.level(rows) - costs[depth]) / costs[0]
-            self._first_uses.append(max(0.0, excess))
-        self._rows.setdefault(rows, _RowCosts()).observe(depth, seconds)
+        costs = self._rows.setdefault(rows, _RowCosts())
+        costs.observe(depth, seconds)
+        if depth >= 0 and costs.cells[depth].seen == FIRST_USE_SEEN:
+            cell = costs.cells[depth]
+            self._first_uses.append(max(0.0, cell.first - cell.estimate * costs.level))
 
-    @property
-    def first_use(self) -> float:
-        """What the first round of a cell costs on top, in plain rounds: median of the last."""
-        uses = sorted(self._first_uses)
-        return uses[len(uses) // 2] if uses else FIRST_USE
+    def first_use(self, rows: int, depth: int) -> float:
+        """Seconds that running a depth costs once, on top: none if it was run, restored or not."""
+        if not self.is_new(rows, depth):
+            return 0.0
+        if self._first_uses:  # the lower middle: one may have been an outlier
+            return sorted(self._first_uses)[(len(self._first_uses) - 1) // 2] / self.level(rows)
+        return FIRST_USE * self.table(rows)[0][0] / prior_cost(self.family, rows, 0)
 
     def is_new(self, rows: int, depth: int) -> bool:
         """Whether no such round was run yet, restored cells included."""
@@ -185,11 +210,6 @@ class CostModel:
         cell = self._rows[rows].cells.get(depth) if rows in self._rows else None
         return len(cell.samples) if cell else 0
 
-    def age(self, rows: int, depth: int) -> int:
-        """Rounds of this many rows since the cell was measured."""
-        costs = self._rows[rows]
-        return costs.rounds - costs.cells[depth].measured_at if depth in costs.cells else 0
-
     def level(self, rows: int) -> float:
         """What the costs of `table` have to be multiplied by to be seconds of now."""
         return self._rows[rows].level if rows in self._rows else 1.0
@@ -199,18 +219,19 @@ class CostModel:
         if self.samples(rows, SHADOW) and self.samples(rows, 0):
             cells = self._rows[rows].cells
             return max(0.0, cells[SHADOW].estimate / cells[0].estimate - 1)
-        return prior_cost(self.family, rows, 1) / prior_cost(self.family, rows, 0) * 0.1
+        return prior_draft_step(self.family, rows) / prior_cost(self.family, rows, 0)
 
     def table(self, rows: int) -> tuple[list[float], list[float]]:
         """Costs and doubts of depth 0..MAX_DEPTH.
 
         A depth that was not run gets the prior's cost, corrected by what other numbers of rows
         showed at its n, and by how far its measured neighbours are from that: interpolated in
-        log(depth + 1), the last one's outside of them.
+        log(depth + 1), the last one's outside of them. No round is taken to be cheaper than one
+        measured at a smaller depth, or dearer than one at a greater.
 
         Returns:
             seconds (divide by nothing to compare depths, multiply by `level` for seconds of now),
-            and standard deviations of their logarithms.
+            and of what a trial would show of their logarithms the standard deviations.
         """
         depths = range(MAX_DEPTH + 1)
         own = self._rows.get(rows)
@@ -226,12 +247,17 @@ class CostModel:
             if depth in measured:
                 costs[depth] = measured[depth]
                 age = own.rounds - own.cells[depth].measured_at
-                noise = 0.05 / len(own.cells[depth].samples) ** 0.5
-                doubts.append(noise + min(0.15, 0.0002 * age))
+                count = len(own.cells[depth].samples)
+                shown = own.noise * (1 / count - 1 / (count + TRIED)) ** 0.5
+                doubts.append(hypot(shown, min(0.15, 0.0002 * age)))
             else:
                 at = log(depth + 1)
-                costs[depth] *= exp(_interpolate(points, at))
-                doubts.append(0.05 + 0.6 * doubt * min(abs(at - x) for x, _ in points))
+                least = max((c for d, c in known if d < depth), default=0.0)
+                most = max(min((c for d, c in known if d > depth), default=inf), least)
+                costs[depth] = min(max(costs[depth] * exp(_interpolate(points, at)), least), most)
+                far = 0.05 + 0.6 * doubt * min(abs(at - x) for x, _ in points)
+                between = log(most / least) / 12**0.5 if least and isfinite(most) else far
+                doubts.append(min(far, max(between, 0.02)))
         return costs, doubts
 
     def _from_other_rows(self, rows: int) -> tuple[Callable[[int], float], float]:
@@ -241,8 +267,9 @@ class CostModel:
             for other, costs in self._rows.items()
             if other != rows and (known := costs.known())
         ]
+        prior_doubt = PRIOR_DOUBT["experts" if self.family == "experts" else "dense"]
         if not measured:
-            return lambda depth: prior_cost(self.family, rows, depth), 0.5
+            return lambda depth: prior_cost(self.family, rows, depth), prior_doubt
         _, other, known = min(measured)
         level = self._rows[other].level
         points = [
@@ -258,7 +285,7 @@ class CostModel:
             ratio = _interpolate(points, log(rows * (depth + 1)))
             return prior_cost(self.family, rows, depth) * exp(ratio)
 
-        return guess, 0.25 if covered else 0.5
+        return guess, prior_doubt / 2 if covered else prior_doubt
 
     def to_json(self) -> list[list[float]]:
         """[rows, depth, seconds, samples] of every cell."""

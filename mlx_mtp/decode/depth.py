@@ -3,20 +3,22 @@
     expected tokens of a round of depth d: 1 + sum of P(at least i drafts are kept), i = 1..d
     next depth: argmax of expected tokens / seconds, 0 (plain decoding) allowed
 
-Other depths are tried only where the model says that they could win, within a budget. Parked at 0
-nothing is verified in vain: now and then one token is drafted beside a plain round and compared
-with what that round produced. Deterministic; knows no arrays and no requests.
+Another depth is tried where knowing it is worth more than the trial costs: the expected gain over a
+horizon, of which a normal distribution of the log of its speed is believed, against the time lost
+by running and compiling it. Parked at 0 nothing is verified in vain: now and then one token is
+drafted beside a plain round and compared with what that round produced, within a share of the time.
+Deterministic; knows no arrays and no requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, exp
+from math import ceil
 from typing import Any
 
-from mlx_mtp.decode.acceptance import CHANGED, Acceptance
-from mlx_mtp.decode.cost import SHADOW, CostModel
+from mlx_mtp.decode.acceptance import Acceptance
+from mlx_mtp.decode.cost import SHADOW, TRIED, CostModel
 from mlx_mtp.decode.outlook import Outlook, fastest, ratios, why_parked
 from mlx_mtp.decode.policy import Plan
 from mlx_mtp.pair import Family
@@ -26,52 +28,33 @@ VERSION = 1
 START_DEPTH: dict[Family, int] = {"dense": 3, "unified": 3, "e-series": 3, "experts": 2}
 """Deepest first round; the prior's best depth where that is less."""
 
-SWITCH = 1.015
-LEAVE_PLAIN = 1.025
-STAY_PLAIN = 0.99
-"""How much faster another depth must look to be taken; plain decoding is taken for any gain."""
+SWITCH = 1.0145
+"""How much faster another depth must look to be taken; see `_margin`."""
 
-DOUBT = 0.7
-"""Standard deviations of acceptance by which a deeper depth must win."""
-
-FIRST_USE_ROUNDS = 250.0
-"""Rounds in which a depth must earn what its first use costs."""
+HORIZON = 500.0
+"""Plain rounds in which what a trial costs, compiling included, has to be earned back."""
 
 DRAFT_FLOOR = 0.02
 """A drafted token never counts as costing less than this share of a plain round."""
 
-TRIED = 3
-"""Usable measurements that a depth gets when it is tried."""
+SHADOW_SHARE = 0.0045
+"""Share of its time that a parked controller spends on shadows."""
 
-TRY_GAIN = 1.02
-TRY_AGE = 50
-PARKED_TRY_TOKENS = 1.1
-"""A depth is tried where it could be this much faster, was not measured for so many rounds, and,
-parked, brings so many tokens."""
+SHADOW_GAP, MAX_SHADOW_GAP = 21, 40
+"""Parked: fewest and most rounds from one shadow to the next. Two thirds of the share are spent
+on them, the rest is saved up."""
 
-YOUNG = 100
-RENEWED_CREDIT = 12.0
-RENEWING_TOKENS = 1.6
-CREDIT, KEPT_CREDIT, PARKED_CREDIT = 24.0, 16.0, 4.0
-CREDIT_RATE, PARKED_CREDIT_RATE = 0.01, 0.003
-"""Time to lose by trying depths: in plain rounds at first, then as a share of all time."""
+PURSE = 8.0
+"""Most shadows that are saved up for when the text may have become better."""
 
-SHADOW_GAP = 21
-SHADOW_SHARE = 0.005
-MAX_SHADOW_GAP = 40
-"""Parked: plain rounds from one shadow to the next, more where shadows take more of the time."""
+SUSPICION = 0.8
+"""Evidence (nats) of better text that is worth another shadow at once."""
 
-EXTRA_SHADOWS = 8.0
-EXTRA_SHADOW_RATE = 1 / 80
-"""Shadows at once after one that agreed; how many at most, and gained per parked round."""
+FEW_DRAFTS = 32.0
+"""First drafts judged since a change before a depth is run for the first time."""
 
-SHADOW_FORGET = 0.93
-
-FEW_DRAFTS = 16.0
-
-HOPELESS_TOKENS = 1.1
-CHANGED_PARKED, CHANGED_HOPELESS = 4.0, 2.0
-"""Evidence (nats) of a change that is enough while parked, where a mistake costs little."""
+CHANGED, CHANGED_PARKED = 6.0, 3.5
+"""Evidence (nats) that the text changed; parked, where a mistake costs little, less will do."""
 
 
 @dataclass
@@ -80,16 +63,23 @@ class _Rows:
 
     Attributes:
         depth: what it has settled on.
-        credit: time it may lose by trying others, in plain rounds.
         trial, trial_left: a depth being tried, and rounds of it to come.
-        trial_worth: seconds in which the depth settled on brings a trial round's tokens.
+        rest: rounds of `depth` to come before the next trial, or what it is compared with ages.
     """
 
     depth: int
-    credit: float = CREDIT
     trial: int = 0
     trial_left: int = 0
-    trial_worth: float | None = None
+    rest: int = 0
+
+
+def _margin(now: int, depth: int) -> float:
+    """How much faster another depth must look to be taken.
+
+    Plain decoding is taken for about as fast, and left for twice as much: what looks as fast by
+    chance costs shadows there, and rounds, trials and compiling elsewhere.
+    """
+    return 1 / SWITCH if depth == 0 else SWITCH if now else SWITCH**2
 
 
 class DepthController:
@@ -104,11 +94,8 @@ class DepthController:
         self._costs = CostModel(family)
         self._acceptance = Acceptance()
         self._rows: dict[int, _Rows] = {}
-        self._plan = Plan(0)
         self._parked_rounds = 0
-        self._extra_shadows = EXTRA_SHADOWS
-        self._shadowed = False
-        self._renewed = False
+        self._purse = PURSE
         self._parked: str | None = None
 
     @property
@@ -124,21 +111,18 @@ class DepthController:
         state = self._settle(rows, outlook)
         self._parked = why_parked(outlook) if state.depth == 0 else None
         depth = self._try(rows, state, outlook)
-        self._plan = Plan(depth, self._shadow(rows, state, outlook) if depth == 0 else 0)
-        return self._plan
+        return Plan(depth, self._shadow(rows, state, outlook) if depth == 0 else 0)
 
     def _outlook(self, rows: int) -> Outlook:
         tokens = self._acceptance.tokens()
         costs, doubts = self._costs.table(rows)
-        floor = costs[0]
-        costs = [max(cost, floor * (1 + DRAFT_FLOOR * d)) for d, cost in enumerate(costs)]
-        sure, hoped = tokens, self._acceptance.tokens(-DOUBT)
-        if self._acceptance.first_drafts < FEW_DRAFTS:
-            sure = hoped = self._acceptance.tokens(DOUBT)
-        hopes = [
-            gain / cost * exp(doubt) for gain, cost, doubt in zip(hoped, costs, doubts, strict=True)
-        ]
-        return Outlook(tokens, costs, ratios(tokens, costs), ratios(sure, costs), hopes)
+        floors = costs[:1]
+        for depth in range(1, len(costs)):
+            floor = floors[-1] + DRAFT_FLOOR * costs[0]
+            known = self._costs.samples(rows, depth) >= TRIED
+            floors.append(max(floor, costs[depth]) if known else floor)
+        costs = [max(cost, floor) for cost, floor in zip(costs, floors, strict=True)]
+        return Outlook(tokens, costs, doubts, ratios(tokens, costs), ratios(tokens, floors))
 
     def _settle(self, rows: int, outlook: Outlook) -> _Rows:
         """Move to the fastest depth, unless the one settled on is about as fast."""
@@ -150,75 +134,57 @@ class DepthController:
             return state
         if self._costs.rounds(rows) < TRIED and not self._acceptance.changes:
             return state
+        if self._hardly_known:
+            speeds = [
+                0.0 if depth > 1 and self._costs.is_new(rows, depth) else speed
+                for depth, speed in enumerate(speeds)
+            ]
         best = fastest(speeds)
-        if best > state.depth:  # deeper only where the text is known well enough
-            best = fastest(self._sure_enough(rows, outlook.sure_speeds))
-            speeds = outlook.sure_speeds
-        margin = LEAVE_PLAIN if state.depth == 0 else SWITCH if best else STAY_PLAIN
-        if self._costs.is_new(rows, best):
-            margin += self._costs.first_use / FIRST_USE_ROUNDS
+        margin = _margin(state.depth, best)
+        margin += self._costs.first_use(rows, best) / outlook.costs[0] / HORIZON
         if speeds[best] > margin * speeds[state.depth]:
             state.depth = best
         return state
 
-    def _sure_enough(self, rows: int, speeds: list[float]) -> list[float]:
-        """Speeds; none for depths over 1 that were never run, while the text is hardly known."""
-        if not self._knows_little:
-            return speeds
-        return [
-            speed if depth < 2 or not self._costs.is_new(rows, depth) else 0.0
-            for depth, speed in enumerate(speeds)
-        ]
-
     @property
-    def _knows_little(self) -> bool:
-        """Whether the text changed and few drafts were judged since."""
+    def _hardly_known(self) -> bool:
+        """Whether the text changed and few drafts were judged since: no time to compile."""
         return self._acceptance.changes > 0 and self._acceptance.first_drafts < FEW_DRAFTS
 
     # Trying other depths.
 
     def _try(self, rows: int, state: _Rows, outlook: Outlook) -> int:
         """The depth settled on, or another one that deserves to be measured now."""
-        state.trial_worth = None
+        if not state.trial_left and not state.rest:
+            depth = None
+            if self._costs.samples(rows, state.depth) >= TRIED - 1:
+                depth = self._candidate(rows, state.depth, outlook)
+            if depth is not None:
+                state.trial, state.rest = depth, TRIED
+                state.trial_left = TRIED + (not self._costs.samples(rows, depth))
         if not state.trial_left:
-            self._begin_trial(rows, state, outlook)
-        if not state.trial_left:
+            state.rest = max(0, state.rest - 1)
             return state.depth
         state.trial_left -= 1
-        if state.trial != state.depth:
-            gain, speed = outlook.tokens[state.trial], outlook.speeds[state.depth]
-            state.trial_worth = gain / speed
         return state.trial
 
-    def _begin_trial(self, rows: int, state: _Rows, outlook: Outlook) -> None:
-        if self._costs.samples(rows, state.depth) < TRIED - 1:
-            return
-        if state.depth and not self._costs.samples(rows, 0):
-            depth: int | None = 0  # what plain decoding costs has to be known
-        else:
-            depth = self._candidate(rows, state, outlook)
-        if depth is not None:
-            state.trial, state.trial_left = depth, TRIED + (not self._costs.samples(rows, depth))
-
-    def _candidate(self, rows: int, state: _Rows, outlook: Outlook) -> int | None:
-        """The depth that could most likely win and that the credit suffices for."""
-        best, best_hope = None, TRY_GAIN * outlook.sure_speeds[state.depth]
-        for depth, hope in enumerate(outlook.hopes):
-            if depth == state.depth or hope <= best_hope:
+    def _candidate(self, rows: int, now: int, outlook: Outlook) -> int | None:
+        """The depth that a trial of is worth most more than it costs, if any."""
+        if now and not self._costs.samples(rows, 0):
+            return 0  # what plain decoding costs has to be known
+        best, most = None, 0.0
+        for depth, tokens in enumerate(outlook.tokens):
+            if depth == now or 1.5 * outlook.limits[depth] <= outlook.speeds[now]:
                 continue
-            if state.depth == 0 and outlook.tokens[depth] < PARKED_TRY_TOKENS:
+            if self._hardly_known and self._costs.is_new(rows, depth):
                 continue
-            is_new = self._costs.is_new(rows, depth)
-            if is_new and self._knows_little:
-                continue
-            samples = self._costs.samples(rows, depth)
-            if samples >= TRIED and self._costs.age(rows, depth) < TRY_AGE:
-                continue
-            loss = outlook.costs[depth] - outlook.tokens[depth] / outlook.speeds[state.depth]
-            price = TRIED * max(loss, 0.0) / outlook.costs[0]
-            price += self._costs.first_use * is_new
-            if price <= state.credit:
-                best, best_hope = depth, hope
+            late = outlook.costs[depth] - tokens / outlook.speeds[now]
+            price = TRIED * max(late, 0.0) + self._costs.first_use(rows, depth)
+            unseen = self._acceptance.unseen(range(now, depth), depth, TRIED * rows)
+            gain = outlook.expected_gain(now, depth, unseen, _margin(now, depth))
+            gain = HORIZON * gain - price / outlook.costs[0]
+            if gain > most:
+                best, most = depth, gain
         return best
 
     # Shadows.
@@ -229,60 +195,49 @@ class DepthController:
             self._parked_rounds = 0
             return 0
         self._parked_rounds += 1
-        self._extra_shadows = min(EXTRA_SHADOWS, self._extra_shadows + EXTRA_SHADOW_RATE)
-        gap = max(SHADOW_GAP, ceil(self._costs.draft_step(rows) / SHADOW_SHARE))
-        due = self._parked_rounds >= min(gap, MAX_SHADOW_GAP)
-        if not due and self._extra_shadows >= 1 and self._is_promising(outlook):
-            self._extra_shadows -= 1
-            due = True
-        self._shadowed = False
+        step = max(self._costs.draft_step(rows), DRAFT_FLOOR)
+        self._purse = min(PURSE, self._purse + SHADOW_SHARE / step)
+        gap = min(max(SHADOW_GAP, ceil(1.5 * step / SHADOW_SHARE)), MAX_SHADOW_GAP)
+        new = not self._costs.samples(rows, SHADOW)  # better compile it while learning anyway
+        due = self._parked_rounds >= gap or new
+        if not due and self._purse >= 1:
+            due = self._is_promising(outlook) or self._is_worth_a_shadow(rows, step, outlook)
         if due:
+            self._purse = max(0.0, self._purse - 1)
             self._parked_rounds = 0
         return int(due)
 
     def _is_promising(self, outlook: Outlook) -> bool:
-        """Whether drafting would be faster if all text were like that of the last shadow, or might
-        be after a change of which little was seen."""
-        if self._knows_little:
-            guesses = [self._acceptance.tokens(-1)]
-        elif self._shadowed:
-            guesses = [self._acceptance.recent_tokens(blocks) for blocks in (1, 3)]
-        else:
+        """Whether the last blocks look better than what is remembered, and drafting would pay if
+        all text were like them."""
+        if self._acceptance.suspicion < SUSPICION:
             return False
-        speeds = [ratios(tokens, outlook.costs) for tokens in guesses]
-        return any(max(guess) > LEAVE_PLAIN * guess[0] for guess in speeds)
+        speeds = ratios(self._acceptance.suspected_tokens(), outlook.costs)
+        return max(speeds) > _margin(0, 1) * speeds[0]
+
+    def _is_worth_a_shadow(self, rows: int, step: float, outlook: Outlook) -> bool:
+        """Whether so little is known of first drafts that one more earns what it costs."""
+        depth = 1 + fastest(outlook.speeds[1:])
+        unseen = self._acceptance.unseen(range(1), depth, rows)
+        known = outlook._replace(doubts=[0.0] * len(outlook.doubts))
+        return HORIZON * known.expected_gain(0, depth, unseen, _margin(0, depth)) > step
 
     # After a round.
 
-    def observe(self, rows: int, depth: int, seconds: float, accepted: Sequence[int]) -> None:
+    def observe(self, rows: int, plan: Plan, seconds: float, accepted: Sequence[int]) -> None:
         """Learn from a round.
 
         Args:
+            plan: of the round; the next one may have been chosen since.
             seconds: from its start to its tokens on the host.
             accepted: drafts kept, per row, 0..depth.
         """
-        shadow = self._plan.shadow if depth == 0 else 0
-        state = self._rows.get(rows)
-        if state is not None:
-            self._account(rows, state, seconds)
+        depth, shadow = plan
         self._costs.observe(rows, SHADOW if shadow else depth, seconds)
-        if depth and self._acceptance.observe(depth, accepted, CHANGED):
-            self._renewed = True
-        if state is not None and self._renewed and not self._knows_little:
-            self._renewed = False
-            if self._acceptance.tokens()[1] >= RENEWING_TOKENS:
-                state.credit = max(state.credit, RENEWED_CREDIT)
-
-    def _account(self, rows: int, state: _Rows, seconds: float) -> None:
-        """Earn credit by time; pay what a trial round took longer than its tokens are worth."""
-        costs, _ = self._costs.table(rows)
-        plain = seconds / self._costs.level(rows) / costs[0]
-        rate = CREDIT_RATE if state.depth else PARKED_CREDIT_RATE
-        kept = KEPT_CREDIT if state.depth else PARKED_CREDIT
-        most = CREDIT if self._costs.rounds(rows) < YOUNG else kept
-        state.credit = min(most, state.credit + rate * plain)
-        if state.trial_worth is not None:
-            state.credit -= max(0.0, plain - state.trial_worth / costs[0])
+        if depth:
+            self._acceptance.observe(depth, accepted, CHANGED)
+        else:
+            self._acceptance.pass_round()
 
     def observe_shadow(self, agreed: Sequence[int], drafted: int) -> None:
         """Learn from a shadow.
@@ -292,11 +247,7 @@ class DepthController:
             drafted: tokens that the shadow drafted for each row.
         """
         if drafted and agreed:
-            hopeless = self._acceptance.tokens()[1] < HOPELESS_TOKENS
-            enough = CHANGED_HOPELESS if hopeless else CHANGED_PARKED
-            if self._acceptance.observe(drafted, agreed, enough, SHADOW_FORGET):
-                self._renewed = True
-            self._shadowed = True
+            self._acceptance.observe(drafted, agreed, CHANGED_PARKED)
 
     # Keeping what was learned.
 

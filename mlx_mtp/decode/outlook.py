@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import erf, exp, hypot, log, pi, sqrt
 from typing import NamedTuple
 
 
@@ -12,16 +13,32 @@ class Outlook(NamedTuple):
     Attributes:
         tokens: expected of a round, per row.
         costs: seconds of a round.
+        doubts: what a trial would show of the costs' logarithms, standard deviations.
         speeds: tokens per second.
-        sure_speeds: the same with what acceptance is sure to be.
-        hopes: what the speeds may be, within doubt.
+        limits: tokens per second that no round exceeds, however cheap it should prove.
     """
 
     tokens: list[float]
     costs: list[float]
+    doubts: list[float]
     speeds: list[float]
-    sure_speeds: list[float]
-    hopes: list[float]
+    limits: list[float]
+
+    def expected_gain(self, now: int, depth: int, unseen: float, margin: float) -> float:
+        """What knowing another depth's speed is worth: E[log of the gain, 0 where it is none].
+
+        Args:
+            now: the depth to stay at otherwise.
+            unseen: standard deviation of the log of the tokens, as far as a trial would show it.
+        """
+        mean = log(self.speeds[depth] / self.speeds[now] / margin)
+        cheaper = log(self.limits[depth] / self.speeds[depth])
+        spread = hypot(min(self.doubts[depth], cheaper / 2), unseen)
+        if not spread:
+            return max(mean, 0.0)
+        z = mean / spread
+        density = exp(-z * z / 2) / sqrt(2 * pi)
+        return spread * (density + z * (1 + erf(z / sqrt(2))) / 2)
 
 
 def ratios(tokens: Sequence[float], costs: Sequence[float]) -> list[float]:

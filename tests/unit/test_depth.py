@@ -51,7 +51,7 @@ def drive(
         if slow_every and number % slow_every == 0:
             seconds *= 5
         kept = [drawn(rng, chances, plan.depth) for _ in range(rows)]
-        controller.observe(rows, plan.depth, seconds * (1 + 0.03 * rng.random()), kept)
+        controller.observe(rows, plan, seconds * (1 + 0.03 * rng.random()), kept)
         if plan.shadow:
             agreed = [drawn(rng, chances, plan.shadow) for _ in range(rows)]
             controller.observe_shadow(agreed, plan.shadow)

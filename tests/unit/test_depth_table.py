@@ -10,6 +10,7 @@ from mlx_mtp import SamplingParams, load
 from mlx_mtp.decode.depth import DepthController
 from mlx_mtp.depth_table import CACHE_VARIABLE, DepthTable
 from mlx_mtp.hub import BUNDLED
+from mlx_mtp.model.experts import ExpertStrategy
 
 TARGET = BUNDLED["pocket"]
 DRAFTER = TARGET.parent / "assistant"
@@ -59,3 +60,20 @@ def test_other_pairs_and_dtypes_have_files_of_their_own(folder: Path) -> None:
         DepthTable(TARGET, moe.parent / "assistant", "bfloat16"),
     ]
     assert len({table.path for table in tables}) == 4
+
+
+def test_how_experts_are_run_is_kept(folder: Path) -> None:
+    llm = load("pocket-moe")
+    assert llm.target.experts.strategy == ExpertStrategy()
+    llm.target.experts.use(ExpertStrategy(8, True), llm.target.body.layers)
+    (answer,) = llm.generate(["Spell banana."], SHORT)
+    again = load("pocket-moe")
+    assert again.target.experts.strategy == ExpertStrategy(8, True)
+    glus = [layer.experts.switch_glu for layer in again.target.body.layers if layer.enable_moe]
+    assert glus
+    assert all("gate_up_proj" in glu for glu in glus)
+    assert again.generate(["Spell banana."], SHORT)[0].token_ids == answer.token_ids
+    (file,) = folder.rglob("*.json")
+    for nonsense in ("[8, 1]", '["8", true]', "[-1, true]", "[8]", "{}", "null"):
+        file.write_text(f'{{"version": 1, "experts": {nonsense}}}')
+        assert load("pocket-moe").target.experts.strategy == ExpertStrategy()
