@@ -1,27 +1,48 @@
 """Conversion of a target and its drafter into a pair directory. Owns: the order of the steps.
 
 ``OUT/`` is the target as mlx-lm loads it, ``OUT/drafter/`` the assistant under its Hugging Face
-names, ``OUT/mlx_mtp.json`` says what they were made from and how. What is quantized and how is
-`recipes`' business, files are `writer`'s.
+names, ``OUT/mlx_mtp.json`` says what they were made from and how, ``OUT/README.md`` says it to
+people. `plan` decides everything from headers before a tensor is read; `writer` carries it out a
+block at a time; `check` reads it back; `output` makes it OUT.
 """
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from time import perf_counter
+from typing import Any, NamedTuple
 
-from mlx_mtp.convert.recipes import Recipe
-from mlx_mtp.convert.writer import PartReport, new_folder, write_drafter, write_json, write_target
-from mlx_mtp.errors import UsageError
-from mlx_mtp.files import read_json
-from mlx_mtp.hub import ModelFiles, find_drafter, resolve
-from mlx_mtp.pair import DrafterConfig, TargetConfig, check_pair
+from mlx_mtp.convert.blocks import Reader
+from mlx_mtp.convert.card import model_card, origin
+from mlx_mtp.convert.check import (
+    CheckReport,
+    Decoding,
+    check_decoding,
+    check_part,
+    check_tensor,
+)
+from mlx_mtp.convert.output import DRAFTER, ORIGIN, Workplace, copy_along, folder_of
+from mlx_mtp.convert.parts import PartPlan
+from mlx_mtp.convert.plan import Plan, make_plan, resident_bytes
+from mlx_mtp.convert.recipes import UNQUANTIZED, Options
+from mlx_mtp.convert.tensors import Shard, TensorPlan
+from mlx_mtp.convert.writer import Observer, PartWriter, Progress, is_whole
+from mlx_mtp.errors import UsageError, VerificationError
+from mlx_mtp.files import write_json
 
-__all__ = ["ConvertReport", "PartReport", "Recipe", "convert"]
+__all__ = [
+    "UNQUANTIZED",
+    "CheckReport",
+    "ConvertReport",
+    "Options",
+    "PartPlan",
+    "Plan",
+    "Progress",
+    "convert",
+    "plan",
+]
 
-UNQUANTIZED = 16
-"""As ``drafter_bits``: leave the drafter's weights as they are."""
+_DEFAULT = Options()
 
 
 class ConvertReport(NamedTuple):
@@ -29,133 +50,209 @@ class ConvertReport(NamedTuple):
 
     Attributes:
         out: the pair directory.
-        target, drafter: its parts; drafter is None where there is none.
-        warnings: one sentence each.
+        plan: what was carried out.
+        check: what the check found; None where it was not wanted.
+        seconds: of this run.
+        bytes_resumed: of source data that an earlier run had done.
+        peak_bytes: the process's memory at its largest, the check included.
+        was_done: OUT was there already, made by the same plan; nothing was written.
     """
 
     out: Path
-    target: PartReport
-    drafter: PartReport | None
-    warnings: tuple[str, ...]
+    plan: Plan
+    check: CheckReport | None
+    seconds: float
+    bytes_resumed: int
+    peak_bytes: int
+    was_done: bool
+
+    @property
+    def target(self) -> PartPlan:
+        return self.plan.target
+
+    @property
+    def drafter(self) -> PartPlan | None:
+        return self.plan.drafter
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.plan.warnings
+
+
+def plan(
+    target: str | Path,
+    out: str | Path | None = None,
+    options: Options = _DEFAULT,
+    *,
+    drafter: str | Path | None = "auto",
+    revision: str | None = None,
+    low_disk: bool = False,
+) -> Plan:
+    """What `convert` would do with the same arguments; writes nothing, downloads nothing large.
+
+    Raises as `convert`, except for what only writing can find.
+    """
+    options.check()
+    staging = None
+    if low_disk:
+        staging = Workplace(folder_of(out or "model")).staging
+    return make_plan(target, options, drafter=drafter, revision=revision, staging=staging)
 
 
 def convert(
     target: str | Path,
     out: str | Path,
+    options: Options = _DEFAULT,
     *,
-    drafter: str | Path | Literal["auto"] | None = "auto",
-    bits: int | None = 4,
-    group_size: int | None = None,
-    mode: str = "affine",
-    drafter_bits: int | None = None,
-    dtype: str | None = None,
+    drafter: str | Path | None = "auto",
+    revision: str | None = None,
+    verify: bool = True,
+    overwrite: bool = False,
+    low_disk: bool = False,
+    observe: Observer | None = None,
 ) -> ConvertReport:
     """Convert a target and its drafter for MLX.
 
-    Everything is written beside ``out`` and moved there at the end, so an interrupted conversion
-    leaves no half-written ``out``.
+    Everything is written to ``.OUT.partial`` beside ``out`` and becomes ``out`` at the end. What
+    an interruption leaves there, the same call goes on with; after other arguments it is removed.
 
     Args:
-        target: a folder or hub id.
+        target: a folder, a bundled name or a hub id.
         out: the pair directory to make; it must not exist, or be empty.
+        options: what is done to the weights.
         drafter: "auto" takes the target's own where one is found, None writes the target alone.
-        bits: bits per weight of the target; None keeps the weights as they are stored.
-        group_size: weights that share a scale; None: 64 for affine, else what the mode demands.
-        mode: "affine", "mxfp4", "nvfp4" or "mxfp8".
-        drafter_bits: None: as ``bits``; another number than that is affine; 16 keeps its weights.
-        dtype: of everything that is not quantized; None: as stored.
+        revision: branch, tag or commit of the target's hub id.
+        verify: read back and compare what was written, and decode with it where memory allows.
+        overwrite: ``out`` may be an earlier conversion; it is replaced at the end.
+        low_disk: remove each weight file that was downloaded once it is used.
+        observe: is told how far it is.
 
     Raises:
-        UsageError: bits, group size and mode that do not go together, an ``out`` that is in use,
-            a target that is quantized already. Raised before any file is read or written.
-        ModelNotFoundError, IncompatibleError: as `load_target` and `check_pair` say.
-        VerificationError: what was written is not whole.
+        UsageError: options that do not go together, an ``out`` that is in use, a target that is
+            quantized already. Raised before anything is written.
+        ModelNotFoundError, IncompatibleError: as `make_plan` says; also weights that are not
+            finite, found when they are read.
+        ResourceError: the disk is too small or full.
+        VerificationError: what was written is not right.
     """
-    recipe = Recipe.checked(bits, group_size, mode)
-    drafter_recipe = _drafter_recipe(recipe, drafter_bits)
-    out = _folder(out)
-    _check_free(out)
+    began = perf_counter()
+    place = Workplace(folder_of(out))
+    planned = plan(target, out, options, drafter=drafter, revision=revision, low_disk=low_disk)
+    _check_outside(place.out, planned)
+    if _is_done(place, planned, overwrite=overwrite):
+        place.forget()
+        return ConvertReport(place.out, planned, None, 0.0, 0, resident_bytes(), True)
+    place.check_free(overwrite=overwrite)
+    place.check_disk(planned)
+    with place.opened(planned.digest) as state:
+        total = sum(tensor.source_bytes for part in planned.parts for tensor in part.tensors)
+        progress = Progress("write", "target", 0, 0, 0, total)
+        for name, part in _named(planned):
+            folder = _folder(place.pair, name)
+            folder.mkdir(exist_ok=True)
+            inspector = _Inspector(place, state, name) if verify else None
+            progress = progress._replace(part=name)
+            writer = PartWriter(part, folder, progress, observe, inspector)
+            writer.write()
+            progress = writer.progress
+        for name, part in _named(planned):
+            folder = _folder(place.pair, name)
+            write_json(folder / "config.json", part.config)
+            towers = options.towers == "keep"
+            copy_along(part.source, folder, is_drafter=name == DRAFTER, towers=towers)
+        if observe is not None:
+            observe(progress._replace(step="check"))
+        check = _checked(planned, place, state) if verify else None
+        write_json(place.pair / ORIGIN, origin(planned, check))
+        (place.pair / "README.md").write_text(model_card(planned, check, place.out.name))
+        place.publish()
+    seconds = perf_counter() - began
+    resumed = progress.bytes_skipped
+    return ConvertReport(place.out, planned, check, seconds, resumed, resident_bytes(), False)
 
-    files = resolve(str(target))
-    if out.is_relative_to(files.path.resolve()):
-        raise UsageError(f"{out} lies inside the target's folder.", "Give a folder outside it.")
-    config = TargetConfig.from_dict(read_json(files.path / "config.json"), files.name)
-    if config.quantization is not None and recipe is not None:
-        raise UsageError(
-            f"{files.name} is quantized already.",
-            "Convert the unquantized checkpoint, or keep its weights with bits none.",
-        )
-    warnings: list[str] = []
-    drafter_files = _find(files, drafter, warnings)
-    drafter_config = None
-    if drafter_files is not None:
-        raw = read_json(drafter_files.path / "config.json")
-        drafter_config = DrafterConfig.from_dict(raw, drafter_files.name)
-        warnings += check_pair(config, drafter_config, files.name, drafter_files.name)
-        if drafter_config.quantization is not None and drafter_recipe is not None:
-            warnings.append("The drafter is quantized already; its weights are kept.")
-            drafter_recipe = None
-        if drafter_config.use_ordered_embeddings and drafter_recipe is not None:
-            warnings.append(
-                "mlx-vlm, if you use it, cannot read this drafter's quantized table; "
-                "--drafter-bits none keeps the drafter readable for it."
+
+def _is_done(place: Workplace, planned: Plan, *, overwrite: bool) -> bool:
+    """Whether OUT is there already, whole; asked to overwrite it, only a run that was killed at
+    its very end counts."""
+    digest = planned.digest
+    if not (place.was_published(digest) if overwrite else place.is_done(digest)):
+        return False
+    return all(
+        is_whole(_folder(place.out, name), shard)
+        for name, part in _named(planned)
+        for shard in part.shards
+    )
+
+
+class _Inspector:
+    """Checks each tensor, and keeps what it found of a shard in the state, for runs that go on."""
+
+    def __init__(self, place: Workplace, state: dict[str, Any], part: str) -> None:
+        self._place = place
+        self._checked = state["checked"]
+        self._state = state
+        self._part = part
+        self._errors: dict[str, float] = {}
+
+    def tensor(
+        self, tensor: TensorPlan, reader: Reader, file: Path, sources: dict[str, Path]
+    ) -> None:
+        error = check_tensor(tensor, reader, file, sources)
+        if tensor.action == "quantize":
+            self._errors[tensor.part] = max(self._errors.get(tensor.part, 0.0), error)
+
+    def shard(self, shard: Shard) -> None:
+        self._checked[f"{self._part}/{shard.file}"] = self._errors
+        self._errors = {}
+        self._place.save(self._state)
+
+    def found(self, shard: Shard, part: PartPlan, folder: Path) -> dict[str, float]:
+        """Part -> largest relative error in a shard; checks it now where no run has done so."""
+        key = f"{self._part}/{shard.file}"
+        if key not in self._checked:
+            written = folder / shard.file
+            with Reader() as reader:
+                for tensor in shard.tensors:
+                    files = {file: part.source.fetch(file) for file in tensor.files}
+                    try:
+                        self.tensor(tensor, reader, written, files)
+                    except VerificationError:
+                        written.unlink()  # so that the same command writes it again
+                        raise
+            self.shard(shard)
+        errors: dict[str, float] = self._checked[key]
+        return errors
+
+
+def _checked(planned: Plan, place: Workplace, state: dict[str, Any]) -> CheckReport:
+    errors: dict[str, float] = {}
+    tensors = 0
+    for name, part in _named(planned):
+        folder = _folder(place.pair, name)
+        check_part(part, folder, is_drafter=name == DRAFTER)
+        inspector = _Inspector(place, state, name)
+        for shard in part.shards:
+            for kind, error in inspector.found(shard, part, folder).items():
+                errors[kind] = max(errors.get(kind, 0.0), error)
+            tensors += len(shard.tensors)
+    decoding: Decoding = check_decoding(place.pair, has_drafter=planned.drafter is not None)
+    return CheckReport(tensors, errors, decoding)
+
+
+def _named(planned: Plan) -> list[tuple[str, PartPlan]]:
+    return list(zip(("target", DRAFTER), planned.parts, strict=False))
+
+
+def _folder(pair: Path, part: str) -> Path:
+    return pair / DRAFTER if part == DRAFTER else pair
+
+
+def _check_outside(out: Path, planned: Plan) -> None:
+    for name, part in _named(planned):
+        where = part.source.where
+        if where.is_dir() and (
+            out.is_relative_to(where.resolve()) or where.resolve().is_relative_to(out)
+        ):
+            raise UsageError(
+                f"{out} lies inside the {name}'s folder, or holds it.", "Give a folder outside it."
             )
-
-    drafter_report = None
-    with new_folder(out) as folder:
-        report, activation = write_target(files, config, folder, recipe, dtype)
-        if drafter_files is not None and drafter_config is not None:
-            drafter_report = write_drafter(
-                drafter_files, drafter_config, folder / "drafter", drafter_recipe, activation
-            )
-        write_json(folder / "mlx_mtp.json", _origin(report, drafter_report))
-    return ConvertReport(out, report, drafter_report, tuple(warnings))
-
-
-def _drafter_recipe(recipe: Recipe | None, bits: int | None) -> Recipe | None:
-    if bits is None or (recipe is not None and bits == recipe.bits):
-        return recipe
-    return None if bits == UNQUANTIZED else Recipe.checked(bits, None, "affine")
-
-
-def _folder(out: str | Path) -> Path:
-    try:
-        return Path(out).expanduser().resolve()
-    except (OSError, RuntimeError) as error:  # a name too long, a home folder that is not there
-        raise UsageError(f"{str(out)[:80]} is no path that can be written.") from error
-
-
-def _check_free(out: Path) -> None:
-    if out.is_dir() and any(out.iterdir()):
-        raise UsageError(f"{out} is not empty.", "Give a folder that does not exist yet.")
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file.", "Give a folder that does not exist yet.")
-
-
-def _find(target: ModelFiles, drafter: str | Path | None, warnings: list[str]) -> ModelFiles | None:
-    if drafter is None:
-        return None
-    if drafter != "auto":
-        return resolve(str(drafter))
-    found = find_drafter(target.name, target.path)
-    if found is None:
-        warnings.append(f"No drafter was found for {target.name}; the target is written alone.")
-        return None
-    return resolve(str(found))
-
-
-def _origin(target: PartReport, drafter: PartReport | None) -> dict[str, Any]:
-    """The contents of mlx_mtp.json."""
-    return {
-        "format": 1,
-        "target": target.record(),
-        "drafter": None if drafter is None else drafter.record(),
-        "versions": {name: _version(name) for name in ("mlx-mtp", "mlx", "mlx-lm")},
-    }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:  # a source tree that was never installed
-        return None

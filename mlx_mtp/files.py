@@ -41,6 +41,13 @@ class TensorInfo(NamedTuple):
     nbytes: int
 
 
+class PlacedTensor(NamedTuple):
+    """One tensor of a safetensors file and where its first byte stands in that file."""
+
+    info: TensorInfo
+    offset: int
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises ModelNotFoundError: absent, unreadable or damaged."""
     try:
@@ -61,6 +68,11 @@ def read_optional_json(path: Path) -> dict[str, Any] | None:
     return read_json(path) if path.exists() else None
 
 
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """A JSON object to a file, the same bytes for the same values."""
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+
+
 def weight_files(path: Path) -> list[Path]:
     """The safetensors files of a model folder, in order of their names.
 
@@ -68,7 +80,7 @@ def weight_files(path: Path) -> list[Path]:
     ModelNotFoundError: no weights, shards missing (named), an index that points out of the folder.
     """
     if (path / INDEX).exists():
-        names = _indexed(path / INDEX)
+        names = indexed_files(path / INDEX)
     else:
         names = sorted(file.name for file in path.glob("model*.safetensors"))
         shards = [re.fullmatch(r"(.*-)\d{5}-of-(\d{5})(\..*)", name) for name in names]
@@ -92,7 +104,12 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """The tensors of a safetensors file by name, from its header alone.
+    """The tensors of a safetensors file by name, from its header alone; see `read_places`."""
+    return {name: placed.info for name, placed in read_places(file).items()}
+
+
+def read_places(file: Path) -> dict[str, PlacedTensor]:
+    """The tensors of a safetensors file and where they stand, from its header alone.
 
     Checks what the format promises: a bounded JSON header, known dtypes, byte ranges that fit
     dtype and shape, follow each other without gaps and end with the file. Raises
@@ -118,7 +135,8 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     entries.pop("__metadata__", None)
     tensors, ranges = {}, []
     for name, entry in entries.items():
-        tensors[name], begin, end = _tensor(file, name, entry)
+        info, begin, end = _tensor(file, name, entry)
+        tensors[name] = PlacedTensor(info, 8 + length + begin)
         ranges.append((begin, end, name))
     position = 0
     for begin, end, name in sorted(ranges):
@@ -148,6 +166,12 @@ def read_headers(files: Iterable[Path]) -> dict[str, TensorInfo]:
     return merged
 
 
+def needed_bytes(info: TensorInfo) -> int:
+    """The bytes that a tensor's dtype and shape need; -1 where the dtype is unknown."""
+    size = _DTYPE_BYTES.get(info.dtype)
+    return -1 if size is None else math.prod(info.shape) * size
+
+
 def fingerprint(folder: Path) -> str:
     """16 hex digits that change with a model folder's configs, tokenizer or weights.
 
@@ -169,7 +193,8 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _indexed(index: Path) -> list[str]:
+def indexed_files(index: Path) -> list[str]:
+    """The weight files that an index names, sorted. Raises ModelNotFoundError."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelNotFoundError(f"{index} has no weight_map.", _AGAIN)

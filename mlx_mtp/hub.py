@@ -7,7 +7,6 @@ and ``HF_HUB_OFFLINE`` is honoured.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
@@ -16,8 +15,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from mlx_mtp.errors import MlxMtpError, ModelNotFoundError, ResourceError
+from mlx_mtp.errors import MlxMtpError, ModelNotFoundError
 from mlx_mtp.files import read_json, weight_files
+from mlx_mtp.hub_client import PUBLISHED, hub_errors
 
 __all__ = ["BUNDLED", "ModelFiles", "choose_drafter", "find_drafter", "resolve"]
 
@@ -27,8 +27,6 @@ BUNDLED = {
     name: Path(__file__).parent / "data" / name / "target" for name in ("pocket", "pocket-moe")
 }
 """Models that come with the package: one in E-series shape, one with experts."""
-
-PUBLISHED = tuple(f"google/gemma-4-{size}-it" for size in ("E2B", "E4B", "12B", "26B-A4B", "31B"))
 
 _WANTED = [
     "*.json",
@@ -74,15 +72,8 @@ def resolve(name: str, revision: str | None = None) -> ModelFiles:
         ModelNotFoundError: no such folder or hub id, a gated or private model, no network.
         ResourceError: the disk is full.
     """
-    if name in BUNDLED:
-        return ModelFiles(name, _checked(BUNDLED[name], name))
-    if not name.strip():
-        raise ModelNotFoundError(
-            "No model is named.", f"Give a folder or an id like {PUBLISHED[1]}."
-        )
-    path = _expanded(name)
-    if path.exists() or not _HUB_ID.fullmatch(name):
-        return ModelFiles(_snapshot_name(path) or name, _checked(path, name), _revision(path))
+    if (local := _local(name)) is not None:
+        return local
     cached, complete = _cached(name, revision)
     if cached is not None and (complete or _offline()):
         return cached
@@ -100,6 +91,17 @@ def resolve(name: str, revision: str | None = None) -> ModelFiles:
         return cached
 
 
+def find_here(name: str, revision: str | None = None) -> ModelFiles | None:
+    """As `resolve`, but None where something would have to be downloaded."""
+    local = _local(name)
+    if local is not None:
+        return local
+    cached, complete = _cached(name, revision)
+    if cached is not None and complete:
+        return cached
+    return resolve(name, revision) if _offline() else None
+
+
 def find_drafter(name: str, path: Path) -> Path | None:
     """The drafter that belongs to a target, or None.
 
@@ -110,17 +112,13 @@ def find_drafter(name: str, path: Path) -> Path | None:
         name: how the target was named; only hub ids lead to the hub.
         path: its folder.
     """
-    path = path.expanduser().absolute()
-    local = [path / "drafter", path.parent / f"{path.name}-assistant"]
-    if path.name == "target":
-        local.insert(1, path.parent / "assistant")
-    for folder in local:
-        if (folder / "config.json").is_file():
-            return folder
+    beside = drafter_beside(path)
+    if beside is not None:
+        return beside
     hub_name = _snapshot_name(path) or (name if _HUB_ID.fullmatch(name) else "")
     if not hub_name or (Path(name).exists() and not _snapshot_name(path)):
         return None
-    candidates = list(_drafter_names(hub_name))
+    candidates = list(drafter_names(hub_name))
     for candidate in candidates:
         cached, _ = _cached(candidate, None)
         if cached is not None:
@@ -133,7 +131,33 @@ def find_drafter(name: str, path: Path) -> Path | None:
     return None
 
 
-def _drafter_names(target: str) -> Iterator[str]:
+def _local(name: str) -> ModelFiles | None:
+    """A bundled model or a folder; None for a hub id. Raises ModelNotFoundError."""
+    if name in BUNDLED:
+        return ModelFiles(name, _checked(BUNDLED[name], name))
+    if not name.strip():
+        raise ModelNotFoundError(
+            "No model is named.", f"Give a folder or an id like {PUBLISHED[1]}."
+        )
+    path = _expanded(name)
+    if path.exists() or not _HUB_ID.fullmatch(name):
+        return ModelFiles(_snapshot_name(path) or name, _checked(path, name), _revision(path))
+    return None
+
+
+def drafter_beside(path: Path) -> Path | None:
+    """The drafter in a target's folder or beside it, as `find_drafter` looks for it."""
+    path = path.expanduser().absolute()
+    local = [path / "drafter", path.parent / f"{path.name}-assistant"]
+    if path.name == "target":
+        local.insert(1, path.parent / "assistant")
+    for folder in local:
+        if (folder / "config.json").is_file():
+            return folder
+    return None
+
+
+def drafter_names(target: str) -> Iterator[str]:
     """Hub ids a target's drafter may have, most likely first. MLX conversions of drafters keep
     the assistant's name and add their precision, mostly bf16."""
     owner, _, repo = target.partition("/")
@@ -219,46 +243,9 @@ def _cached(name: str, revision: str | None) -> tuple[ModelFiles | None, bool]:
 
 def _downloaded(name: str, revision: str | None) -> ModelFiles:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
 
-    try:
+    with hub_errors(name, revision):
         path = Path(snapshot_download(name, revision=revision, allow_patterns=_WANTED))
-    except GatedRepoError as error:
-        raise ModelNotFoundError(
-            f"{name} is gated and this machine has no access to it.",
-            f"Accept its terms at https://huggingface.co/{name}, then run `hf auth login`.",
-        ) from error
-    except RepositoryNotFoundError as error:
-        near = get_close_matches(name, PUBLISHED, n=1)
-        raise ModelNotFoundError(
-            f"There is no folder {name}, and no such model on the hub.",
-            f"Did you mean {near[0]}?" if near else "If it is private, run `hf auth login`.",
-        ) from error
-    except RevisionNotFoundError as error:
-        raise ModelNotFoundError(
-            f"{name} has no revision {revision} on the hub.", "Give a branch, tag or commit hash."
-        ) from error
-    except LocalEntryNotFoundError as error:
-        raise ModelNotFoundError(
-            f"{name} is not in the cache, and the hub cannot be reached.",
-            "Check the network, or give a folder.",
-        ) from error
-    except Exception as error:  # the hub client lets its HTTP library's errors through
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise ResourceError(
-                f"The disk is full; {name} could not be downloaded.",
-                "Free some space and run the command again; what has arrived is kept.",
-            ) from error
-        reason = next(iter(str(error).splitlines()), "").strip() or type(error).__name__
-        raise ModelNotFoundError(
-            f"{name} could not be downloaded: {reason.rstrip('.')}.",
-            "Check the name and the network, then run it again; what has arrived is kept.",
-        ) from error
     return ModelFiles(name, _checked(path, name), _revision(path))
 
 

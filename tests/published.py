@@ -89,3 +89,51 @@ SIZES = {
         4,
     ),
 }
+
+PARAMETERS = {
+    "E2B": (4_628_569_344, 77_731_328),
+    "E4B": (7_463_013_376, 78_517_760),
+    "12B": (11_907_350_272, 422_856_960),
+    "26B-A4B": (25_233_141_760, 419_711_232),
+    "31B": (30_697_345_280, 469_518_592),
+}
+"""Of target and drafter, as transformers 5.24 counts them: text alone, a tied table once."""
+
+
+def assistant(size):
+    """The config.json of a size's drafter."""
+    target = SIZES[size][0]["text_config"]
+    small = (
+        target["hidden_size"] < 3000 and not target["enable_moe_block"]
+        if ("enable_moe_block" in target)
+        else False
+    )
+    unified = size == "12B"
+    text = {
+        "model_type": "gemma4_unified_text" if unified else "gemma4_text",
+        "hidden_size": 256 if small else 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4 if small else target["num_attention_heads"],
+        "num_key_value_heads": target["num_key_value_heads"],
+        "num_global_key_value_heads": target["num_global_key_value_heads"],
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "intermediate_size": 2048 if small else 8192,
+        "sliding_window": target["sliding_window"],
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "num_kv_shared_layers": 4,
+        "hidden_size_per_layer_input": 0,
+        "vocab_size": 262144,
+        "attention_k_eq_v": target["attention_k_eq_v"],
+        "final_logit_softcapping": None,
+        "rope_parameters": ROPE,
+        "dtype": "bfloat16",
+    }
+    return {
+        "model_type": "gemma4_unified_assistant" if unified else "gemma4_assistant",
+        "backbone_hidden_size": target["hidden_size"],
+        "use_ordered_embeddings": small,
+        "num_centroids": 2048,
+        "centroid_intermediate_top_k": 32,
+        "text_config": text,
+    }

@@ -19,7 +19,12 @@ from mlx_lm.models import gemma4
 from mlx_lm.utils import infer_quant_config
 
 from mlx_mtp.config_json import QUANTIZATION_MODES
-from mlx_mtp.errors import IncompatibleError, ModelNotFoundError, UsageError
+from mlx_mtp.errors import (
+    IncompatibleError,
+    ModelNotFoundError,
+    ResourceError,
+    UsageError,
+)
 from mlx_mtp.files import read_headers, weight_files
 from mlx_mtp.model.drafter import AssistantModel
 from mlx_mtp.pair import DrafterConfig, TargetConfig
@@ -43,7 +48,12 @@ Weights = dict[str, mx.array]
 
 
 def load_target(
-    path: Path, config: TargetConfig, dtype: str | None = None, *, lazy: bool = False
+    path: Path,
+    config: TargetConfig,
+    dtype: str | None = None,
+    *,
+    lazy: bool = False,
+    limit: int | None = None,
 ) -> gemma4.Model:
     """Load a target's text model into mlx-lm's modules.
 
@@ -55,11 +65,13 @@ def load_target(
             where the scales are bytes.
         lazy: leave the tensors unread, and experts in the activation dtype whatever the backend
             can compute: for writing them, not for running them.
+        limit: bytes that the tensors may take; None sets no limit.
 
     Raises:
         ModelNotFoundError: weight files absent, incomplete or damaged.
         IncompatibleError: tensors missing, left over or of another shape than the config says.
         UsageError: an unknown dtype.
+        ResourceError: more than `limit`; nothing was read then.
     """
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"dtype is {dtype!r}.", f"Give one of {', '.join(DTYPES)}.")
@@ -75,12 +87,12 @@ def load_target(
         for name, value in (config.quantization or {}).items()
         if isinstance(value, dict | bool)
     }
-    _match(model, weights, overrides, path)
-    activation = DTYPES[dtype] if dtype else _stored_dtype(weights)
+    match_weights(model, weights, overrides, path)
+    activation = DTYPES[dtype] if dtype else stored_dtype(weights)
     weights = _cast(weights, activation)
     if not lazy and activation != mx.float32 and mx.default_device() == mx.cpu:
         weights = _widen_experts(weights)
-    _fill(model, weights, lazy)
+    _fill(model, weights, lazy, limit)
     return model
 
 
@@ -102,11 +114,11 @@ def load_drafter(
     model = AssistantModel(config)
     weights = {
         name: array
-        for name, array in _read(path).items()
-        if not _unused_by_drafter(name, config.use_ordered_embeddings)
+        for name, array in read_weights(path).items()
+        if not unused_by_drafter(name, config.use_ordered_embeddings)
     }
     overrides = {k: v for k, v in (config.quantization or {}).items() if isinstance(v, dict | bool)}
-    _match(model, weights, overrides, path)
+    match_weights(model, weights, overrides, path)
     ordering = "masked_embedding.token_ordering"
     if ordering in weights:
         weights[ordering] = _checked_ordering(weights[ordering], path)
@@ -136,7 +148,7 @@ def target_name(name: str) -> str | None:
 
 def _target_weights(path: Path, tied: bool) -> Weights:
     weights: Weights = {}
-    for stored, array in _read(path).items():
+    for stored, array in read_weights(path).items():
         name = target_name(stored)
         if name is None or (tied and name.startswith("language_model.lm_head")):
             continue
@@ -146,7 +158,7 @@ def _target_weights(path: Path, tied: bool) -> Weights:
     return weights
 
 
-def _unused_by_drafter(name: str, has_centroids: bool) -> bool:
+def unused_by_drafter(name: str, has_centroids: bool) -> bool:
     """A tied head stored once more, K and V of layers that read the target's, and the centroids
     of a config that declares none."""
     return (
@@ -157,7 +169,7 @@ def _unused_by_drafter(name: str, has_centroids: bool) -> bool:
     )
 
 
-def _read(path: Path) -> Weights:
+def read_weights(path: Path) -> Weights:
     """All tensors of a folder, unread. The headers are checked first: MLX checks less."""
     files = weight_files(path)
     read_headers(files)
@@ -174,8 +186,19 @@ def _read(path: Path) -> Weights:
     return weights
 
 
-def _match(model: nn.Module, weights: Weights, overrides: dict[Any, Any], path: Path) -> None:
-    """Quantize modules as their tensors are stored, then demand equal names and shapes."""
+def match_weights(
+    model: nn.Module, weights: Weights, overrides: dict[Any, Any], path: Path
+) -> None:
+    """Quantize modules as their tensors are stored, then demand equal names and shapes.
+
+    Args:
+        model: changed: modules whose tensors are quantized become quantized modules.
+        weights: by the modules' names; nothing is evaluated.
+        overrides: the quantization block's entries for single modules, by their names.
+        path: what the messages name.
+
+    Raises IncompatibleError.
+    """
 
     def as_stored(name: str, module: nn.Module) -> bool | dict[str, Any]:
         if f"{name}.scales" not in weights or not hasattr(module, "to_quantized"):
@@ -227,7 +250,7 @@ def _inferred(name: str, module: nn.Module, weights: Weights, path: Path) -> dic
     return found
 
 
-def _stored_dtype(weights: Weights) -> mx.Dtype:
+def stored_dtype(weights: Weights) -> mx.Dtype:
     table = "language_model.model.embed_tokens"
     for name in (f"{table}.weight", f"{table}.scales", "language_model.model.norm.weight"):
         if name in weights and mx.issubdtype(weights[name].dtype, mx.floating):
@@ -271,7 +294,10 @@ def _checked_ordering(ordering: mx.array, path: Path) -> mx.array:
     return ordering
 
 
-def _fill(model: nn.Module, weights: Weights, lazy: bool) -> None:
+def _fill(model: nn.Module, weights: Weights, lazy: bool, limit: int | None = None) -> None:
+    size = sum(array.nbytes for array in weights.values())
+    if limit is not None and size > limit:
+        raise too_large(size, limit)
     model.load_weights(list(weights.items()), strict=True)
     weights.clear()
     model.eval()
@@ -288,6 +314,14 @@ def _wrong_shape(
 ) -> IncompatibleError:
     return IncompatibleError(
         f"{path}: {name} has shape {list(found)} where the config needs {list(expected)}.", _AGAIN
+    )
+
+
+def too_large(size: int, limit: int) -> ResourceError:
+    """What to raise where a model takes more bytes than it may."""
+    return ResourceError(
+        f"The model takes {size / 1e9:.3g} GB, but {limit / 1e9:.3g} GB is the limit.",
+        "Raise the memory limit, or convert the model to fewer bits.",
     )
 
 

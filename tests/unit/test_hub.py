@@ -7,19 +7,15 @@ client asks for; nothing leaves the machine.
 import json
 import logging
 import struct
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from huggingface_hub import constants
+from hubs import SHA
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_mtp.errors import ModelNotFoundError
 from mlx_mtp.files import read_header, read_headers, read_json, weight_files
-from mlx_mtp.hub import _drafter_names, find_drafter, resolve
-
-SHA = "a" * 40
+from mlx_mtp.hub import drafter_names, find_drafter, resolve
 
 
 def safetensors_bytes(tensors=None, extra=b"", patch=None):
@@ -46,90 +42,11 @@ def make_model(folder, files=("model.safetensors",)):
     return folder
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """An empty hub cache; the client is offline."""
-    folder = tmp_path / "hub"
-    folder.mkdir()
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    return folder
-
-
 def put_in_cache(cache, name, sha=SHA, files=("model.safetensors",)):
     repo = cache / f"models--{name.replace('/', '--')}"
     (repo / "refs").mkdir(parents=True)
     (repo / "refs" / "main").write_text(sha)
     return make_model(repo / "snapshots" / sha, files)
-
-
-class Hub(ThreadingHTTPServer):
-    """A loopback hub: name -> files, or an error code of the hub's."""
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), HubHandler)
-        self.repos = {}
-        self.asked = []
-
-
-class HubHandler(BaseHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def do_GET(self):
-        self.server.asked.append(self.path)
-        parts = self.path.split("?")[0].strip("/").split("/")
-        api = parts[:2] == ["api", "models"]
-        parts = parts[2:] if api else parts
-        repo = self.server.repos.get("/".join(parts[:2]), "RepoNotFound")
-        if isinstance(repo, str):
-            status = {"GatedRepo": 403, "RepoNotFound": 401, "Busy": 500}[repo]
-            return self._send(status, b"{}", {"X-Error-Code": repo})
-        if api and "tree" in parts:
-            listing = [
-                {"type": "file", "path": path, "size": len(data), "oid": f"{len(data):040x}"}
-                for path, data in repo.items()
-            ]
-            return self._send(200, json.dumps(listing).encode())
-        if api and parts[3:] in ([], ["main"]):
-            return self._send(200, json.dumps({"id": "/".join(parts[:2]), "sha": SHA}).encode())
-        if api:
-            return self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
-        data = repo["/".join(parts[4:])]
-        return self._send(200, data, {"ETag": f'"{len(data):040x}"', "X-Repo-Commit": SHA})
-
-    def _send(self, status, body, headers=None):
-        self.send_response(status)
-        for key, value in (headers or {}).items():
-            self.send_header(key, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-
-@pytest.fixture
-def hub(cache, monkeypatch):
-    """The loopback hub, with the client online."""
-    server = Hub()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
-    )
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
 
 
 REPO = {"config.json": b"{}", "model.safetensors": safetensors_bytes(), "README.md": b"not wanted"}
@@ -305,16 +222,16 @@ def test_no_drafter_anywhere_is_none(cache, hub, tmp_path):
     assert len(hub.asked) == asked
 
 
-def test_drafter_names_of_published_and_converted_targets():
-    assert list(_drafter_names("google/gemma-4-31B-it-qat-q4_0-unquantized")) == [
+def testdrafter_names_of_published_and_converted_targets():
+    assert list(drafter_names("google/gemma-4-31B-it-qat-q4_0-unquantized")) == [
         "google/gemma-4-31B-it-qat-q4_0-unquantized-assistant"
     ]
-    assert list(_drafter_names("mlx-community/gemma-4-26b-a4b-it-8bit")) == [
+    assert list(drafter_names("mlx-community/gemma-4-26b-a4b-it-8bit")) == [
         "mlx-community/gemma-4-26b-a4b-it-assistant-8bit",
         "mlx-community/gemma-4-26b-a4b-it-assistant-bf16",
         "google/gemma-4-26B-A4B-it-assistant",
     ]
-    assert list(_drafter_names("me/other")) == ["me/other-assistant"]
+    assert list(drafter_names("me/other")) == ["me/other-assistant"]
 
 
 def test_json_files_fail_with_a_sentence(tmp_path):
