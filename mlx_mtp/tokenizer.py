@@ -100,7 +100,12 @@ class Tokenizer:
             ) from error
 
     def encode_chat(self, messages: Sequence[Message], *, thinking: bool = False) -> list[int]:
-        """The ids of a conversation up to where the model answers.
+        """The ids of a conversation up to where the model answers. Raises as `render_chat`."""
+        # The template writes <bos> itself, so `encode` must not add another.
+        return self.encode(self.render_chat(messages, thinking=thinking))
+
+    def render_chat(self, messages: Sequence[Message], *, thinking: bool = False) -> str:
+        """The same as text.
 
         Raises:
             UsageError: there is no chat template, or the conversation does not fit it.
@@ -112,7 +117,7 @@ class Tokenizer:
             )
         checked = _checked_messages(messages)
         try:
-            text = self._wrapper.apply_chat_template(
+            text: str = self._wrapper.apply_chat_template(
                 checked, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
             )
         except Exception as error:  # a template is a program of the checkpoint's author
@@ -120,8 +125,7 @@ class Tokenizer:
                 f"The model's chat template refuses this conversation: {_first_line(error)}.",
                 "Check the roles, their order and the contents, or the template itself.",
             ) from error
-        # The template writes <bos> itself, so `encode` must not add another.
-        return self.encode(text)
+        return text
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids as a stream without stop strings shows it, channels not split off."""

@@ -1,20 +1,16 @@
-"""`mlx-mtp chat`: one prompt in, one answer out. Owns: where the prompt comes from, streaming the
-answer to stdout, and what is said about it on stderr.
+"""`mlx-mtp chat`: a conversation at the terminal, or one prompt and its answer. Owns: the options,
+and which of the two it is.
 """
 
 from __future__ import annotations
 
-import json
-import secrets
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from time import perf_counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mlx_mtp.cli.console import Console
+from mlx_mtp.cli.once import answer, read_prompt
 from mlx_mtp.cli.options import (
     DEFAULT_MODEL,
     DEMONSTRATION,
@@ -40,32 +36,58 @@ from mlx_mtp.cli.options import (
     drafter_choice,
 )
 from mlx_mtp.errors import UsageError
-from mlx_mtp.types import Chunk, FinishReason, Message, RequestStats, SamplingParams
 
-FEW_DRAFTS = 40
-"""Drafts after which hardly any accepted one is no bad luck."""
+if TYPE_CHECKING:
+    from mlx_mtp.chat.session import ChatSession
+    from mlx_mtp.chat.settings import Settings
+    from mlx_mtp.chat.store import Saved, Store
+    from mlx_mtp.llm import LLM
 
 CHAT_EXAMPLES = """Examples:
 
 \b
+  mlx-mtp chat google/gemma-4-E4B-it
+  mlx-mtp chat --continue
   mlx-mtp chat -p "Multiplication table of 7."
   mlx-mtp chat google/gemma-4-E4B-it -p "Why is the sky blue?" --temperature 0
-  cat question.txt | mlx-mtp chat ./gemma-4-12B-it-4bit --max-tokens 500
+  mlx-mtp chat ./gemma-4-12B-it-4bit --max-tokens 500 -p - < question.txt
   mlx-mtp chat -p "A list of three fruits." --json | jq .stats
 """
 
 PromptOption = Annotated[
     str | None,
     typer.Option(
-        "--prompt", "-p", metavar="TEXT", help="The prompt; - reads it from stdin. [default: stdin]"
+        "--prompt",
+        "-p",
+        metavar="TEXT",
+        help="Answer this and leave; - reads it from stdin. [default: a conversation, or stdin "
+        "where that is no terminal]",
     ),
 ]
+ThinkingOption = Annotated[
+    str,
+    typer.Option(
+        metavar="show|hide|off",
+        help="Let the model think first and show it, hide it, or do not let it.",
+    ),
+]
+ContinueFlag = Annotated[
+    bool, typer.Option("--continue", "-c", help="Go on with the last conversation.")
+]
+ResumeOption = Annotated[
+    str | None,
+    typer.Option(metavar="ID", help="Go on with this conversation. [default: a new one]"),
+]
+ListFlag = Annotated[bool, typer.Option("--list", help="List the saved conversations and leave.")]
 
 
 def chat(
     context: typer.Context,
     model: ModelArgument = None,
     prompt: PromptOption = None,
+    resume_last: ContinueFlag = False,
+    resume: ResumeOption = None,
+    list_all: ListFlag = False,
     drafter: DrafterOption = "auto",
     draft_depth: DepthOption = "auto",
     max_tokens: MaxTokensOption = None,
@@ -75,29 +97,76 @@ def chat(
     min_p: MinPOption = None,
     stop: StopOption = None,
     seed: SeedOption = None,
+    thinking: ThinkingOption = "off",
     system: SystemOption = None,
     as_json: JsonFlag = False,
     verbose: VerboseFlag = False,
     quiet: QuietFlag = False,
     debug: DebugFlag = False,
 ) -> None:
-    """Answer one prompt.
+    """Talk at the terminal, or answer one prompt.
 
-    The answer goes to stdout, everything else to stderr.
+    With -p, or where stdin is no terminal, the answer goes to stdout and everything else to stderr.
+    Otherwise a conversation begins; /help says what can be typed.
     """
     console = console_of(context)
     console.start_logging()
-    depth = depth_choice(draft_depth)
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        stop=tuple(stop or ()),
-        seed=secrets.randbelow(2**32) if seed is None else seed,
-    )
-    messages = _messages(system, _read_prompt(prompt))
+    if list_all:
+        _list()
+        return
+    given: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "stop": tuple(stop or ()),
+        "seed": seed,
+        "draft_depth": depth_choice(draft_depth),
+        "thinking": thinking,
+    }
+    settings = _settings({}, given)
+    at_terminal = prompt is None and not as_json and sys.stdin.isatty() and sys.stdout.isatty()
+    if at_terminal:
+        from mlx_mtp.chat.session import ChatSession
+        from mlx_mtp.chat.store import Store
+
+        store = Store()
+        saved = _saved(store, resume_last, resume)
+        if saved is not None:
+            settings = _settings(saved.settings, given)
+            model = model or saved.model
+        llm = _load(model, drafter, console)
+        raise typer.Exit(_converse(ChatSession(llm, store, settings, saved), system))
+    if resume_last or resume is not None:
+        raise UsageError(
+            "A conversation goes on at a terminal only.", "Leave -p and --json out, or --continue."
+        )
+    first = [{"role": "system", "content": system}] if system else []
+    messages = [*first, {"role": "user", "content": read_prompt(prompt)}]
+    llm = _load(model, drafter, console)
+    if not answer(llm, messages, settings, console, as_json=as_json):
+        raise typer.Exit(INTERRUPTED)
+
+
+def _settings(saved: dict[str, Any], given: dict[str, Any]) -> Settings:
+    """Settings of a saved conversation under those of the command line."""
+    from mlx_mtp.chat.settings import Settings, setting
+
+    own = {name: value for name, value in given.items() if value != setting(name).default}
+    return Settings.from_changed({**saved, **own})
+
+
+def _saved(store: Store, resume_last: bool, resume: str | None) -> Saved | None:
+    """The conversation to go on with. Raises UsageError: there is none."""
+    if resume_last and resume is not None:
+        raise UsageError("--continue and --resume exclude each other.", "Give one of them.")
+    if resume is not None:
+        return store.load(resume)
+    return store.latest() if resume_last else None
+
+
+def _load(model: str | None, drafter: str, console: Console) -> LLM:
     if not model:
         model = DEFAULT_MODEL
         console.note(DEMONSTRATION.format(command=f"chat {EXAMPLE_MODEL}"))
@@ -107,139 +176,29 @@ def chat(
     llm = load(model, drafter=drafter_choice(drafter))
     for warning in llm.warnings:
         console.warn(warning)
-    reply = _receive(llm.stream(messages, params, draft_depth=depth), show=not as_json)
-    if as_json:
-        _write_json(
-            {
-                "text": "".join(reply.texts),
-                "token_ids": reply.token_ids,
-                "finish_reason": reply.finish_reason,
-                "thinking": "".join(reply.thinking),
-                "seed": params.seed,
-                "stats": asdict(reply.stats),
-                "run": asdict(llm.run_stats),
-                "model": llm.model_name,
-                "drafter": llm.drafter_name,
-                "parked": llm.parked,
-            }
-        )
-    console.note("  " + _stats_line(reply.stats))
-    if depth == "auto" and llm.parked:
-        console.note(f"  decoding plainly, as drafting does not pay here: {llm.parked}")
-    else:
-        _warn_of_idle_drafter(console, reply, llm.drafter_name, depth)
-    if reply.finish_reason == "cancelled":
-        raise typer.Exit(INTERRUPTED)
+    return llm
 
 
-@dataclass
-class Reply:
-    """What arrived of an answer."""
+def _converse(session: ChatSession, system: str | None) -> int:
+    """Hold a conversation; the exit code."""
+    from mlx_mtp.chat.input import Reader
+    from mlx_mtp.chat.render import Screen
+    from mlx_mtp.chat.repl import Repl
+    from mlx_mtp.chat.store import home
 
-    texts: list[str] = field(default_factory=list)
-    thinking: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    stats: RequestStats = field(default_factory=RequestStats)
-
-
-def _read_prompt(option: str | None) -> str:
-    """The prompt from -p, or from stdin where that is asked for or piped. Raises UsageError."""
-    text = option or ""
-    if option == "-" or (option is None and not sys.stdin.isatty()):
-        text = _read_stdin()
-    if not text.strip():
-        raise UsageError(
-            "No prompt was given.", 'For example: mlx-mtp chat -p "Multiplication table of 7."'
-        )
-    return text
+    if system:
+        session.system = system
+    return Repl(session, Screen(sys.stdout), Reader(home() / "history")).run()
 
 
-def _read_stdin() -> str:
-    try:
-        return sys.stdin.buffer.read().decode().rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise UsageError("The prompt on stdin is not UTF-8 text.", "Convert it first.") from error
+def _list() -> None:
+    from mlx_mtp.chat.figures import turns
+    from mlx_mtp.chat.store import Store
 
-
-def _messages(system: str | None, prompt: str) -> list[Message]:
-    first = [{"role": "system", "content": system}] if system else []
-    return [*first, {"role": "user", "content": prompt}]
-
-
-def _receive(chunks: Iterator[Chunk], *, show: bool) -> Reply:
-    """Collect an answer, writing it to stdout as it comes. Ctrl-C ends it as "cancelled"."""
-    reply, clock = Reply(), _Clock()
-    try:
-        for chunk in chunks:
-            clock.tick(len(chunk.token_ids))
-            reply.texts.append(chunk.text)
-            reply.thinking.append(chunk.thinking)
-            reply.token_ids += chunk.token_ids
-            reply.finish_reason = chunk.finish_reason
-            reply.stats = chunk.stats or reply.stats
-            if show and chunk.text:
-                sys.stdout.write(chunk.text)
-                sys.stdout.flush()
-    except KeyboardInterrupt:
-        # The engine's own figures come with the last chunk, which will not come any more.
-        reply.finish_reason, reply.stats = "cancelled", clock.stats()
-    if show and not "".join(reply.texts[-8:]).endswith("\n"):
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-    return reply
-
-
-class _Clock:
-    """Times an answer from outside, for the case that it is interrupted."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.started = self.first = self.last = perf_counter()
-
-    def tick(self, new_tokens: int) -> None:
-        self.last = perf_counter()
-        if not self.tokens:
-            self.first = self.last
-        self.tokens += new_tokens
-
-    def stats(self) -> RequestStats:
-        return RequestStats(
-            tokens=self.tokens,
-            first_token_seconds=self.first - self.started,
-            decode_seconds=self.last - self.first,
-        )
-
-
-def _stats_line(stats: RequestStats) -> str:
-    """For example ``412 tok · 71.3 tok/s · first 0.31 s · drafts 68 % (2.7/round)``."""
-    parts = [f"{stats.tokens} tok"]
-    if stats.tokens > 1 and stats.decode_seconds > 0:
-        parts.append(f"{(stats.tokens - 1) / stats.decode_seconds:.1f} tok/s")
-    if stats.tokens:
-        parts.append(f"first {stats.first_token_seconds:.2f} s")
-    if stats.drafted and stats.rounds:
-        share, per_round = stats.accepted / stats.drafted, stats.accepted / stats.rounds
-        parts.append(f"drafts {share:.0%}".replace("%", " %") + f" ({per_round:.1f}/round)")
-    return " · ".join(parts)
-
-
-def _warn_of_idle_drafter(
-    console: Console, reply: Reply, drafter: str | None, depth: int | str
-) -> None:
-    """A draft path that never runs looks like one that works, only slower: say it."""
-    could_draft = drafter is not None and depth != 0 and reply.stats.rounds > 0
-    if could_draft and not reply.stats.drafted and reply.finish_reason != "cancelled":
-        console.warn("the drafter was loaded, but nothing was drafted.")
-    elif reply.stats.drafted >= FEW_DRAFTS and reply.stats.accepted < 0.05 * reply.stats.drafted:
-        console.warn(
-            f"only {reply.stats.accepted} of {reply.stats.drafted} drafts were accepted: is this "
-            "the model's own drafter? Without it the same text comes sooner."
-        )
-
-
-def _write_json(document: dict[str, Any]) -> None:
-    """One JSON document, in UTF-8 whatever the locale says."""
-    text = json.dumps(document, ensure_ascii=False)
-    sys.stdout.buffer.write(text.encode() + b"\n")
-    sys.stdout.flush()
+    found = Store().all()
+    for saved, written in found:
+        said = turns(sum(message["role"] == "user" for message in saved.messages))
+        shown = f"{written:%Y-%m-%d %H:%M}  {said:>9}  {saved.model}  {saved.title}"
+        typer.echo(f"{saved.id}  {shown}")
+    if not found:
+        typer.echo("There is no conversation yet.", err=True)

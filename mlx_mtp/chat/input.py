@@ -1,0 +1,164 @@
+"""What is typed. Owns: the line editor, its keys, history and completion, and the user's editor.
+
+Enter sends; Alt-Enter begins a new line, and so does Enter while a text that began with three
+quotation marks has not ended with them. What is pasted comes as it is, with all its lines.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.shortcuts import CompleteStyle
+
+from mlx_mtp.chat.commands import completions
+from mlx_mtp.chat.render import PROMPT
+from mlx_mtp.errors import UsageError
+
+if TYPE_CHECKING:
+    from prompt_toolkit.input import Input
+    from prompt_toolkit.output import Output
+
+QUOTES = '"""'
+_FILE_COMMANDS = ("/file ", "/load ", "/save ")
+
+
+class Reader:
+    """Reads messages and commands from the terminal.
+
+    Args:
+        history: file of what was typed before; None keeps none.
+        input, output: other than the process's own terminal.
+    """
+
+    def __init__(
+        self, history: Path | None, input: Input | None = None, output: Output | None = None
+    ) -> None:
+        self._session: PromptSession[str] = PromptSession(
+            history=_history(history),
+            multiline=True,
+            key_bindings=_keys(),
+            completer=_Completer(),
+            complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,
+            reserve_space_for_menu=0,
+            prompt_continuation="  ",
+            input=input,
+            output=output,
+        )
+
+    def read(self, default: str = "") -> str:
+        """The next entry, three quotation marks around it left where they are.
+
+        Raises:
+            EOFError: Ctrl-D on an empty line.
+            KeyboardInterrupt: Ctrl-C on an empty line; any other is cleared.
+        """
+        return self._session.prompt(PROMPT, default=default)
+
+
+def unquoted(entry: str) -> tuple[str, bool]:
+    """An entry without three quotation marks around it, and whether it had them."""
+    text = entry.strip()
+    if len(text) >= 2 * len(QUOTES) and text.startswith(QUOTES) and text.endswith(QUOTES):
+        return text[len(QUOTES) : -len(QUOTES)].strip("\n"), True
+    return entry, False
+
+
+def is_open(entry: str) -> bool:
+    """Whether three quotation marks at the beginning of an entry are not closed yet."""
+    text = entry.strip()
+    return text.startswith(QUOTES) and (len(text) < 6 or not text.endswith(QUOTES))
+
+
+def edit(text: str) -> str:
+    """Let the user edit a text in $VISUAL or $EDITOR. Raises UsageError: that failed."""
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    with tempfile.TemporaryDirectory(prefix="mlx-mtp-") as folder:
+        path = Path(folder) / "message.md"
+        path.write_text(text, encoding="utf-8")
+        try:
+            code = subprocess.call([*shlex.split(editor), str(path)])
+            edited = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            message = f"The editor {editor} cannot be run: {error}."
+            raise UsageError(message, "Name another in EDITOR.") from error
+    if code:
+        raise UsageError(f"The editor {editor} ended with {code}; nothing was sent.", "")
+    return edited.strip("\n")
+
+
+def _history(path: Path | None) -> History:
+    """A history that only this user can read; one in memory where there is no place for it."""
+    if path is None:
+        return InMemoryHistory()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+    except OSError:
+        return InMemoryHistory()
+    return _Forgiving(str(path))
+
+
+class _Forgiving(FileHistory):
+    """A history that a full disk does not turn into an error."""
+
+    def store_string(self, string: str) -> None:
+        with suppress(OSError):
+            super().store_string(string)
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def send(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if is_open(buffer.text):
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def begin_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    @keys.add("c-c")
+    def clear(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
+
+    return keys
+
+
+class _Completer(Completer):
+    """Commands, their words, and file names."""
+
+    def __init__(self) -> None:
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(
+        self, document: Document, complete_event: CompleteEvent
+    ) -> Iterable[Completion]:
+        text = document.text_before_cursor
+        for command in _FILE_COMMANDS:
+            if text.startswith(command):
+                rest = text[len(command) :]
+                yield from self._paths.get_completions(Document(rest), complete_event)
+                return
+        if text.startswith("/") and "\n" not in text:
+            for choice in completions(text):
+                yield Completion(choice, start_position=-len(text.split(" ")[-1]))

@@ -1,0 +1,277 @@
+"""A conversation. Owns: its messages and settings, turns through the model's kept row, going back,
+making room in the context, and keeping it all on the disk. Knows no terminal.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import replace
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from mlx_mtp.chat.settings import Settings
+from mlx_mtp.chat.store import Saved, Store, new_id
+from mlx_mtp.errors import MlxMtpError, UsageError
+from mlx_mtp.types import Chunk, FinishReason, Message, RequestStats
+
+if TYPE_CHECKING:  # loads mlx, which takes seconds
+    from mlx_mtp.llm import LLM
+
+SAVE_SECONDS = 2.0
+"""While a reply streams, it is on the disk at most this late."""
+NEARLY_FULL = 0.85
+"""Share of the context from which on its end is announced."""
+LEAST_ROOM = 16
+"""Tokens that a reply has room for at least, or it is not begun."""
+SUMMARY = (
+    "Summarise our conversation so far, so that it can go on from the summary alone: what was "
+    "asked, what was found and decided, and what is open. Be brief."
+)
+SUMMARISED = "Summary of our conversation so far:\n\n"
+
+
+class ChatSession:
+    """One conversation with one model.
+
+    Args:
+        llm: the model.
+        store: where conversations are kept; None keeps nothing.
+        saved: one to go on with; None begins one.
+        settings: to begin with.
+
+    Attributes:
+        messages: system, user and assistant, the oldest first.
+        settings: they may be replaced at any time.
+        stats, finish_reason: of the last reply.
+        attached: texts of files that go with the next message.
+        save_error: why the conversation could not be saved last time, or None.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        store: Store | None,
+        settings: Settings,
+        saved: Saved | None = None,
+    ) -> None:
+        self.llm = llm
+        self.store = store
+        self.settings = settings
+        self.stats = RequestStats()
+        self.finish_reason: FinishReason | None = None
+        self.attached: list[str] = []
+        self.save_error: MlxMtpError | None = None
+        self.saved = Saved(new_id(), llm.model_name) if saved is None else saved
+        self.saved.model = llm.model_name
+        self._row = llm.session()
+        self._saved_at = 0.0
+
+    @property
+    def messages(self) -> list[Message]:
+        return self.saved.messages
+
+    @property
+    def system(self) -> str | None:
+        """The system prompt."""
+        first = self.messages[:1]
+        return str(first[0]["content"]) if first and first[0]["role"] == "system" else None
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        own = [{"role": "system", "content": text}] if text else []
+        self.saved.messages = own + [m for m in self.messages if m["role"] != "system"]
+        self.save()
+
+    @property
+    def turns(self) -> int:
+        """User messages."""
+        return sum(message["role"] == "user" for message in self.messages)
+
+    @property
+    def used(self) -> int:
+        """Tokens of the context that the last turn came to."""
+        return self._row.turn.prompt_tokens + self.stats.tokens
+
+    @property
+    def prefilled(self) -> int:
+        """Prompt tokens of the last turn that were not in memory yet."""
+        return self._row.turn.prefilled_tokens
+
+    @property
+    def is_nearly_full(self) -> bool:
+        return self.used >= NEARLY_FULL * self.llm.context
+
+    # Turns.
+
+    def ask(self, text: str) -> Iterator[Chunk]:
+        """Say something and stream the reply. Raises as `reply`; then nothing was said."""
+        before, said = self.messages, "".join(self.attached) + text
+        head = before
+        if before and before[-1]["role"] == "user":  # its reply never began
+            head, said = before[:-1], f"{before[-1]['content']}\n\n{said}"
+        self._check_room([*head, {"role": "user", "content": said}])
+        self.saved.messages = [*head, {"role": "user", "content": said}]
+        try:
+            chunks = self.reply()
+        except UsageError:
+            self.saved.messages = before
+            raise
+        self.attached = []
+        return chunks
+
+    def reply(self, *, new_seed: bool = False) -> Iterator[Chunk]:
+        """Stream a reply to the last message; it becomes part of the conversation as it comes.
+
+        Args:
+            new_seed: draw a seed, whatever the settings say.
+
+        Raises:
+            UsageError: there is nothing to reply to, or the context has no room for a reply.
+            MlxMtpError: while streaming, as `Session.send`.
+        """
+        if not self.messages or self.messages[-1]["role"] != "user":
+            raise UsageError("There is nothing to reply to.", "Ask something.")
+        params = self.settings.params
+        if new_seed or params.seed is None:
+            params = replace(params, seed=secrets.randbelow(2**32))
+        chunks = self._row.send(
+            self.messages,
+            params,
+            draft_depth=self.settings.draft_depth,
+            thinking=self.settings.thinks,
+        )
+        self.save()
+        return self._receive(chunks, params.seed)
+
+    def stop(self) -> None:
+        """End the reply under way after its present round; a signal handler may call it."""
+        self._row.stop()
+
+    def regenerate(self) -> Iterator[Chunk]:
+        """Another reply to the last message. Raises as `reply`."""
+        if self.messages and self.messages[-1]["role"] == "assistant":
+            self.saved.messages = self.messages[:-1]
+        return self.reply(new_seed=self.settings.params.temperature != 0)
+
+    def undo(self) -> str:
+        """Take the last turn back; what the user had said. Raises UsageError: there is none."""
+        for place in range(len(self.messages) - 1, -1, -1):
+            if self.messages[place]["role"] == "user":
+                said = str(self.messages[place]["content"])
+                self.saved.messages = self.messages[:place]
+                self.save()
+                return said
+        raise UsageError("There is no turn to take back.", "Ask something first.")
+
+    def clear(self) -> None:
+        """Begin a new conversation with the same system prompt; the old one stays saved."""
+        system = [message for message in self.messages if message["role"] == "system"]
+        self.saved = Saved(new_id(), self.llm.model_name, system)
+        self.attached, self.stats, self.finish_reason = [], RequestStats(), None
+
+    def take_up(self, saved: Saved) -> None:
+        """Go on with a saved conversation and its settings. Raises UsageError: bad settings."""
+        self.settings = Settings.from_changed(saved.settings)
+        self.saved = saved
+        self.saved.model = self.llm.model_name
+        self.attached, self.stats, self.finish_reason = [], RequestStats(), None
+
+    # The context.
+
+    def drop(self, turns: int) -> int:
+        """Leave out the oldest turns; how many that were. The saved conversation keeps them: this
+        one goes on under a new id. Raises UsageError: there are not more than one."""
+        places = [n for n, message in enumerate(self.messages) if message["role"] == "user"]
+        if not 1 <= turns < len(places):
+            most = f"from 1 to {len(places) - 1}" if len(places) > 1 else "after the second turn"
+            raise UsageError(f"{turns} of {len(places)} turns cannot be dropped.", f"Drop {most}.")
+        head = [message for message in self.messages[:1] if message["role"] == "system"]
+        self._branch(head + self.messages[places[turns] :])
+        return turns
+
+    def compact(self) -> Iterator[Chunk]:
+        """Have the model summarise the conversation; streams the summary, which then stands in
+        its place. The saved conversation stays; this one goes on under a new id.
+
+        Raises UsageError: nothing was said yet, or there is no room for a summary.
+        """
+        if not self.turns:
+            raise UsageError("There is nothing to summarise.", "Ask something first.")
+        asked = [*self.messages, {"role": "user", "content": SUMMARY}]
+        self._check_room(asked)
+        params = replace(self.settings.params, temperature=0.0, stop=(), max_tokens=None)
+        chunks = self._row.send(asked, params, draft_depth=self.settings.draft_depth)
+        return self._summarise(chunks)
+
+    def _summarise(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        text = ""
+        self.stats, self.finish_reason = RequestStats(), None
+        for chunk in chunks:
+            text += chunk.text
+            self.finish_reason, self.stats = chunk.finish_reason, chunk.stats or self.stats
+            yield chunk
+        if self.finish_reason == "stop" and text.strip():
+            head = [message for message in self.messages[:1] if message["role"] == "system"]
+            said = {"role": "user", "content": SUMMARISED + text.strip()}
+            self._branch([*head, said, {"role": "assistant", "content": "Understood."}])
+
+    def _branch(self, messages: list[Message]) -> None:
+        self.save()
+        self.saved = Saved(new_id(), self.llm.model_name, messages)
+        self.save()
+
+    def _check_room(self, messages: list[Message]) -> None:
+        tokens = self._row.count(messages, thinking=self.settings.thinks)
+        if tokens + LEAST_ROOM > self.llm.context:
+            raise UsageError(
+                f"With this message the conversation has {tokens} tokens, and the context holds "
+                f"{self.llm.context}.",
+                "/compact summarises what was said, /drop N leaves out the N oldest turns; "
+                "then say it again.",
+            )
+
+    # Keeping.
+
+    def save(self) -> None:
+        """Bring the conversation to the disk, if anything was said; `save_error` says how it went:
+        a full disk must not end a conversation."""
+        if self.store is None or not self.turns:
+            return
+        self.saved.settings = self.settings.changed()
+        self._saved_at = monotonic()
+        try:
+            self.store.save(self.saved)
+            self.save_error = None
+        except MlxMtpError as error:
+            self.save_error = error
+
+    def close(self) -> None:
+        """End the reply under way, save, and give the memory back."""
+        self._row.close()
+        self.save()
+
+    def _receive(self, chunks: Iterator[Chunk], seed: int | None) -> Iterator[Chunk]:
+        messages, thinking = self.messages, ""
+        place = len(messages)
+        self.stats, self.finish_reason = RequestStats(), None
+        try:
+            for chunk in chunks:
+                thinking += chunk.thinking
+                self.finish_reason = chunk.finish_reason
+                self.stats = chunk.stats or self.stats
+                if monotonic() - self._saved_at > SAVE_SECONDS:
+                    messages[place:] = [self._message(thinking, seed)]
+                    self.save()
+                yield chunk
+        finally:
+            self.finish_reason = self.finish_reason or "cancelled"
+            if self._row.has_reply:
+                messages[place:] = [self._message(thinking, seed)]
+            self.save()
+
+    def _message(self, thinking: str, seed: int | None) -> Message:
+        about: dict[str, Any] = {"seed": seed, "finish_reason": self.finish_reason or "cancelled"}
+        if thinking:
+            about["thinking"] = thinking
+        return {**self._row.reply(), **about}

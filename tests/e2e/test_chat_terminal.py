@@ -1,0 +1,146 @@
+"""Whole conversations at a pseudo-terminal, with the pocket pair."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from terminal import PROMPT, Terminal
+
+from mlx_mtp import SamplingParams, load
+from mlx_mtp.types import Message
+
+CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
+PASTE = "\x1b[200~{}\x1b[201~"
+NEARLY_GREEDY = 0.2
+"""Sampled, so that seeds matter, and yet what the pair says does not depend on luck."""
+
+
+def saved(home: Path) -> dict[str, Any]:
+    """The only conversation there is."""
+    (path,) = (home / "chats").iterdir()
+    assert path.stat().st_mode & 0o077 == 0
+    loaded: dict[str, Any] = json.loads(path.read_text())
+    return loaded
+
+
+def check_replies(messages: list[Message], most: int) -> None:
+    """Each reply is what the model says to the same history in a process of its own."""
+    llm = load("pocket")
+    for place, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        session, ids = llm.session(), message["token_ids"]
+        params = SamplingParams(
+            seed=message["seed"], max_tokens=min(most, len(ids)), temperature=NEARLY_GREEDY
+        )
+        for _ in session.send(messages[:place], params, draft_depth=0):
+            pass
+        assert session.reply()["token_ids"] == ids[:most]
+
+
+def test_a_whole_conversation(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("Sort 5, 3, 9, 1.\n")
+    options = ("chat", "pocket", "--draft-depth", "2", "--temperature", str(NEARLY_GREEDY))
+    with Terminal(*options, home=tmp_path, cwd=tmp_path) as terminal:
+        terminal.expect("mlx-mtp .* · pocket [+] drafter · .* · /help")
+        terminal.say(PASTE.format("Multiplication table of 7.\nThank you."))
+        terminal.expect(r"\d+ tok · [\d.]+ tok/s · first [\d.]+ s · drafts \d+ %")
+        terminal.expect(r"depth 2 ·\s+context \d+/4.0k")
+        terminal.say("Count" + ALT_ENTER + "from 1 to 500.")
+        terminal.expect("3, 4, 5")
+        terminal.type(CTRL_C)
+        kept = int(terminal.expect(r"\[stopped: kept (\d+) tok, type to continue")[1])
+        terminal.say("continue")
+        terminal.resize(60)
+        terminal.expect(r"context \d+/4.0k")
+        terminal.say("/undo")
+        terminal.expect("took back: continue")
+        terminal.say("/undo")
+        terminal.expect("took back: Count from 1 to 500.")
+        terminal.say('"""')
+        terminal.type('Spell\rbanana."""\r')
+        terminal.expect(r"context \d+/4.0k")
+        terminal.say("/set temperature hot")
+        terminal.expect(r"error: temperature is 'hot'.\s+Give a number from 0 to 1000000.")
+        terminal.say("/set temperture 1")
+        terminal.expect("Did you mean temperature?")
+        terminal.say("/set max_tokens 5")
+        terminal.expect("max_tokens +5")
+        terminal.say("/regen")
+        terminal.expect(r"\[cut off: max_tokens 5\]")
+        terminal.say("/fil notes.txt")
+        terminal.expect(r"There is no command /fil.\s+Did you mean /file\?")
+        terminal.say("/file notes.txt")
+        terminal.expect("notes.txt: [0-9]+ tokens go with your next message")
+        terminal.say("Please.")
+        terminal.expect(r"context \d+/4.0k")  # what it says to that depends on the seed
+        terminal.say("/stats")
+        terminal.expect("draft 1 +█* +[0-9]+ %")
+        terminal.expect("since the start")
+        terminal.expect(PROMPT)
+        terminal.type("not sent" + CTRL_C + CTRL_C)
+        terminal.expect("Ctrl-C again leaves")
+        terminal.expect(PROMPT)
+        terminal.type(CTRL_D)
+        terminal.expect("saved as .*; mlx-mtp chat --continue")
+        assert terminal.end() == 0
+    assert kept > 5
+    messages = saved(tmp_path)["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"] * 3
+    assert messages[0]["content"] == "Multiplication table of 7.\nThank you."
+    assert messages[2]["content"] == "Spell\nbanana."
+    assert messages[3]["finish_reason"] == "length"
+    assert messages[4]["content"].endswith("\nSort 5, 3, 9, 1.\n```\n\nPlease.")
+    check_replies(messages, 40)
+    history = tmp_path / "history"
+    assert history.stat().st_mode & 0o077 == 0
+    assert "+continue" in history.read_text()
+
+
+def test_a_killed_conversation_goes_on(tmp_path: Path) -> None:
+    options = ("chat", "pocket", "--temperature", "0", "--draft-depth", "1")
+    with Terminal(*options, home=tmp_path) as terminal:
+        terminal.say("Count from 1 to 300.")
+        terminal.expect("3, 4, 5")
+        time.sleep(0.5)
+        for _ in range(100):  # the reply is on the disk after two seconds
+            if len(saved(tmp_path)["messages"]) == 2:
+                break
+            time.sleep(0.1)
+        terminal.kill(signal.SIGKILL)
+        assert terminal.end() == -signal.SIGKILL
+    partial = saved(tmp_path)["messages"][1]
+    assert partial["finish_reason"] == "cancelled"
+    assert partial["content"].startswith("1, 2, 3, 4, 5")
+    with Terminal("chat", "pocket", "--continue", home=tmp_path) as terminal:
+        terminal.expect("1 turn")
+        terminal.expect(r"› Count from 1 to 300\.")  # noqa: RUF001
+        terminal.expect(r"\[stopped: type to continue")
+        terminal.say("/set")
+        terminal.expect("temperature +0.0")
+        terminal.say("Spell banana.")
+        terminal.expect(r"context \d+/4.0k")
+        terminal.say("Count from 1 to 300.")
+        terminal.expect("2, 3, 4")
+        terminal.kill(signal.SIGTERM)
+        assert terminal.end() == 128 + signal.SIGTERM
+    messages = saved(tmp_path)["messages"]
+    assert messages[1] == partial
+    assert len(messages) == 6
+    assert messages[5]["content"].startswith("1, 2, 3, 4")
+
+
+def test_two_interrupts_leave(tmp_path: Path) -> None:
+    with Terminal("chat", "pocket", home=tmp_path, TERM="dumb") as terminal:
+        terminal.say("Spell banana.")
+        terminal.expect(r"context \d+/4.0k")
+        terminal.expect(PROMPT)
+        terminal.type(CTRL_C)
+        terminal.expect("Ctrl-C again leaves")
+        terminal.expect(PROMPT)
+        terminal.type(CTRL_C)
+        assert terminal.end() == 130
