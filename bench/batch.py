@@ -1,12 +1,13 @@
-"""Batches of unequal prompts: ours with and without drafts against mlx-vlm's and mlx-lm's.
+"""Batches of prompts: ours with and without drafts against mlx-vlm's and mlx-lm's.
 
-    python bench/batch.py [MODEL] [--prompts 64] [--rows 8] [--depth 4]
+    python bench/batch.py [MODEL] [--prompts 64] [--rows 8] [--shapes unequal] [--depth 4]
 
 All engines answer the same prompt ids greedily from the same files, a copy of the pair in MLX's
-layout and one dtype. The prompts are held out, some behind earlier turns, each with a budget of its
-own. The engines take turns in one process; seconds are medians of whole runs without loading.
-mlx-vlm comes with the extra `bench`; without it the others are measured. The last line of stdout
-is one JSON document. Seconds hold for this machine only; counts hold everywhere.
+layout and one dtype. The prompts are held out. Unequal ones are of any length, some behind earlier
+turns, each with a budget of its own; equal ones are of one length and one budget. The engines take
+turns in one process; seconds are medians of whole runs without loading. mlx-vlm comes with the
+extra `bench`; without it the others are measured. The last line of stdout is one JSON document.
+Seconds hold for this machine only; counts hold everywhere.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent / "pocket"))
 
 import mlx.core as mx
-from peers import Answers, Counts, Engine, Job, MlxLmPlain, MlxVlmMtp, counting_host
+from peers import Answers, Counts, Engine, Job, MlxLmPlain, MlxVlm, counting_host
 from text import FREE_KINDS, Sample, held_out_prompts, structured_prompts
 
 from mlx_mtp import LLM, Request, SamplingParams, load
-from mlx_mtp.convert import convert
+from mlx_mtp.convert import Options, convert
 from mlx_mtp.files import read_json
 from mlx_mtp.hub import resolve
 
 REFERENCE = "ours-plain"
-ENGINES = ("ours-mtp", REFERENCE, "mlx-vlm-mtp", "mlx-lm-plain")
+ENGINES = ("ours-mtp", REFERENCE, "mlx-vlm-mtp", "mlx-vlm-plain", "mlx-lm-plain")
+SHAPES = ("unequal", "equal")
 PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "mlx-mtp", "transformers")
 
 
@@ -119,7 +121,17 @@ class Measured:
         }
 
 
-def make_jobs(llm: LLM, number: int, max_tokens: int) -> list[Job]:
+def equal_jobs(llm: LLM, number: int, max_tokens: int) -> list[Job]:
+    """Prompts of the length that most of them have, with one budget."""
+    by_length: dict[int, list[list[int]]] = {}
+    for sample in structured_prompts(8 * number):
+        ids = llm.tokenizer.encode_chat(conversation([], sample))
+        by_length.setdefault(len(ids), []).append(ids)
+    most = max(by_length.values(), key=len)
+    return [Job(most[place % len(most)], max_tokens) for place in range(number)]
+
+
+def unequal_jobs(llm: LLM, number: int, max_tokens: int) -> list[Job]:
     """Prompts of every kind, every third after one or two exchanges, with unequal budgets."""
     rng = Random(0)
     free = [sample for kind in FREE_KINDS for sample in held_out_prompts(kind, number)]
@@ -143,18 +155,20 @@ def conversation(earlier: Sequence[Sample], last: Sample) -> list[dict[str, Any]
     return [*messages, {"role": "user", "content": last.prompt}]
 
 
-def make_engines(pair: Path, llm: LLM, options: argparse.Namespace) -> list[Engine]:
+def make_engines(pair: Path, llm: LLM, rows: int, options: argparse.Namespace) -> list[Engine]:
     """The engines that were asked for, the reference in any case, without what isn't installed."""
+    stop_ids = llm.defaults.eos_token_ids
     makers = {
-        "ours-mtp": lambda: Ours("ours-mtp", llm, options.rows, options.depth),
-        REFERENCE: lambda: Ours(REFERENCE, llm, options.rows, 0),
-        "mlx-vlm-mtp": lambda: MlxVlmMtp(pair, options.rows, options.depth),
-        "mlx-lm-plain": lambda: MlxLmPlain(pair, options.rows),
+        "ours-mtp": lambda: Ours("ours-mtp", llm, rows, options.depth),
+        REFERENCE: lambda: Ours(REFERENCE, llm, rows, 0),
+        "mlx-vlm-mtp": lambda: MlxVlm(pair, rows, options.depth, stop_ids),
+        "mlx-vlm-plain": lambda: MlxVlm(pair, rows, 0, stop_ids),
+        "mlx-lm-plain": lambda: MlxLmPlain(pair, rows),
     }
     wanted = [name for name in ENGINES if name in options.engines or name == REFERENCE]
-    if "mlx-vlm-mtp" in wanted and installed("mlx-vlm") is None:
+    if installed("mlx-vlm") is None and any("vlm" in name for name in wanted):
         print("mlx-vlm is not installed (extra `bench`); going on without it.")
-        wanted.remove("mlx-vlm-mtp")
+        wanted = [name for name in wanted if "vlm" not in name]
     return [makers[name]() for name in wanted]
 
 
@@ -229,7 +243,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", nargs="?", default="pocket")
     parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--rows", type=lambda text: [int(n) for n in text.split(",")], default=[8])
+    parser.add_argument("--shapes", type=lambda text: text.split(","), default=["unequal"])
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=100, help="the largest budget")
     parser.add_argument("--repeat", type=int, default=3)
@@ -242,37 +257,52 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.engines) - set(ENGINES):
         parser.error(f"unknown engines: {', '.join(sorted(unknown))}; known: {', '.join(ENGINES)}")
+    if unknown := set(options.shapes) - set(SHAPES):
+        parser.error(f"unknown shapes: {', '.join(sorted(unknown))}; known: {', '.join(SHAPES)}")
 
     with TemporaryDirectory() as folder:
         pair = Path(folder) / "pair"
-        report = convert(
-            options.model, pair, bits=None, dtype=options.dtype or runnable(options.model)
-        )
-        dtype = report.target.dtype
-        llm = load(pair)
-        jobs = make_jobs(llm, options.prompts, options.max_tokens)
-        engines = make_engines(pair, llm, options)
-        runs = measure(engines, jobs, llm.defaults.eos_token_ids, options.repeat)
-    lengths = [len(job.ids) for job in jobs]
-    print(
-        f"{options.model} in {dtype}, {len(jobs)} prompts of {min(lengths)} to "
-        f"{max(lengths)} ids, {options.rows} rows, depth {options.depth}"
-    )
-    show(runs)
-    document = {
+        kept = Options(recipe="as-stored", dtype=options.dtype or runnable(options.model))
+        report = convert(options.model, pair, kept, verify=False)
+        dtype, llm = report.target.dtype, load(pair)
+        runs = []
+        for shape in options.shapes:
+            make_jobs = equal_jobs if shape == "equal" else unequal_jobs
+            jobs = make_jobs(llm, options.prompts, options.max_tokens)
+            for rows in options.rows:
+                engines = make_engines(pair, llm, rows, options)
+                found = measure(engines, jobs, llm.defaults.eos_token_ids, options.repeat)
+                runs.append(document(shape, rows, jobs, found))
+                lengths = runs[-1]["prompt_ids"]
+                print(
+                    f"{options.model} in {dtype}, {len(jobs)} {shape} prompts of {lengths[0]} to "
+                    f"{lengths[-1]} ids, rows {rows}, depth {options.depth}"
+                )
+                show(found)
+    report_document = {
         "model": options.model,
         "dtype": dtype,
-        "prompts": len(jobs),
-        "prompt_ids": [min(lengths), sum(lengths), max(lengths)],
-        "budgets": [min(job.max_tokens for job in jobs), max(job.max_tokens for job in jobs)],
-        "rows": options.rows,
+        "prompts": options.prompts,
         "depth": options.depth,
-        "engines": {name: run.document() for name, run in runs.items()},
+        "runs": runs,
         "device": str(mx.default_device()),
         "machine": f"{platform.system()} {platform.machine()}",
         "versions": {package: installed(package) for package in PACKAGES},
     }
-    print(json.dumps(document))
+    print(json.dumps(report_document))
+
+
+def document(
+    shape: str, rows: int, jobs: Sequence[Job], runs: dict[str, Measured]
+) -> dict[str, Any]:
+    lengths = [len(job.ids) for job in jobs]
+    return {
+        "shape": shape,
+        "rows": rows,
+        "prompt_ids": [min(lengths), sum(lengths), max(lengths)],
+        "budgets": [min(job.max_tokens for job in jobs), max(job.max_tokens for job in jobs)],
+        "engines": {name: run.document() for name, run in runs.items()},
+    }
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
@@ -70,8 +71,26 @@ class Engine(Protocol):
         """Add the work of the runs within to `counts`."""
 
 
+def answered_alone(
+    jobs: Sequence[Job], steps: Callable[[Job], Iterator[tuple[Any, Any]]], stop_ids: Sequence[int]
+) -> Answers:
+    """Answer one job after the other by a generator of tokens; its first one ends the prompt."""
+    answers, prompt_seconds = [], 0.0
+    for job in jobs:
+        began, ids = perf_counter(), []
+        for token, _ in steps(job):
+            if not ids:
+                prompt_seconds += perf_counter() - began
+            ids.append(int(token))
+            if ids[-1] in stop_ids or len(ids) == job.max_tokens:
+                break
+        answers.append(ids)
+    return Answers(answers, prompt_seconds)
+
+
 class MlxLmPlain:
-    """mlx-lm's `batch_generate`; rows leave and join as answers end.
+    """mlx-lm's `batch_generate`, whose rows leave and join as answers end; `generate_step` where
+    one answer is produced at a time.
 
     Args:
         pair: the folder of the target.
@@ -88,6 +107,16 @@ class MlxLmPlain:
 
     def generate(self, jobs: Sequence[Job]) -> Answers:
         from mlx_lm import batch_generate
+        from mlx_lm.generate import generate_step
+
+        if self._rows == 1:
+            return answered_alone(
+                jobs,
+                lambda job: generate_step(
+                    mx.array(job.ids), self._model, max_tokens=job.max_tokens
+                ),
+                self._tokenizer.eos_token_ids,
+            )
 
         response = batch_generate(
             self._model,
@@ -112,43 +141,66 @@ class MlxLmPlain:
             yield
 
 
-class MlxVlmMtp:
-    """mlx-vlm's `BatchGenerator` with a drafter, as its server runs it.
+class MlxVlm:
+    """mlx-vlm's `BatchGenerator`, as its server runs it; its `generate_step` where one answer is
+    produced at a time.
 
-    It takes the waiting prompts shortest first, a batch of `rows` of them at a time; while a
-    drafted batch decodes nothing joins it. Its `batch_generate` differs in taking text and in
-    decoding all prompts given to it as one batch.
+    With a drafter it takes the waiting prompts shortest first, a batch of `rows` of them at a time;
+    while a drafted batch decodes nothing joins it. Its `batch_generate` differs in taking text and
+    in decoding all prompts given to it as one batch.
 
     Args:
         pair: the folder of the target, with the drafter in drafter/.
         rows: most answers that decode together.
-        depth: tokens to draft per round; mlx-vlm drafts fewer where its own rule says so.
+        depth: tokens to draft per round; mlx-vlm drafts fewer where its own rule says so. 0 loads
+            no drafter.
+        stop_ids: that end an answer.
     """
 
-    name = "mlx-vlm-mtp"
-
-    def __init__(self, pair: Path, rows: int, depth: int) -> None:
+    def __init__(self, pair: Path, rows: int, depth: int, stop_ids: Sequence[int]) -> None:
         from mlx_vlm import load
         from mlx_vlm.speculative.drafters import load_drafter
 
+        self.name = "mlx-vlm-mtp" if depth else "mlx-vlm-plain"
         self._model, self._processor = load(str(pair))
-        self._drafter, self._kind = load_drafter(str(pair / "drafter"))
+        self._drafting: dict[str, Any] = {}
+        if depth:
+            drafter, kind = load_drafter(str(pair / "drafter"))
+            # it counts the token that is verified with them
+            self._drafting = {
+                "draft_model": drafter,
+                "draft_kind": kind,
+                "draft_block_size": depth + 1,
+            }
         self._rows = rows
-        self._depth = depth
+        self._stop_ids = stop_ids
 
     def generate(self, jobs: Sequence[Job]) -> Answers:
         from mlx_vlm.generate import BatchGenerator
+        from mlx_vlm.generate.ar import generate_step
 
+        if self._rows == 1:
+            return answered_alone(
+                jobs,
+                lambda job: generate_step(
+                    mx.array([job.ids]),
+                    self._model,
+                    None,
+                    None,
+                    max_tokens=job.max_tokens,
+                    temperature=0.0,
+                    **self._drafting,
+                ),
+                self._stop_ids,
+            )
         generator = BatchGenerator(
             self._model.language_model,
             self._processor,
             completion_batch_size=self._rows,
             prefill_batch_size=self._rows,
             compute_logprobs=False,
-            draft_model=self._drafter,
-            draft_kind=self._kind,
-            draft_block_size=self._depth + 1,  # it counts the token that is verified with them
             greedy_sampling=True,
+            **self._drafting,
         )
         uids = generator.insert(
             [job.ids for job in jobs],
@@ -172,10 +224,14 @@ class MlxVlmMtp:
     def counting(self, counts: Counts) -> Iterator[None]:
         from mlx_vlm.speculative.mtp import _MTPVerifyResult
 
-        def forward(*_: Any, **__: Any) -> None:
-            counts.prefill_forwards += 1
+        def forward(_model: Any, inputs: mx.array, *_: Any, **__: Any) -> None:
+            if not self._drafting and inputs is not None and inputs.shape[1] == 1:
+                counts.target_forwards += 1
+            else:
+                counts.prefill_forwards += 1
 
-        def commit(_: Any, _model: Any, _caches: Any, accepted: list[int], block: int) -> None:
+        def commit(_: Any, _model: Any, _caches: Any, kept: int | list[int], block: int) -> None:
+            accepted = [kept] if isinstance(kept, int) else kept
             # A verify runs the text model too, so it was counted as a prefill above.
             counts.prefill_forwards -= 1
             counts.target_forwards += 1
@@ -189,7 +245,9 @@ class MlxVlmMtp:
         with ExitStack() as watches:
             watches.enter_context(_watched(type(text_model), "__call__", forward))
             watches.enter_context(_watched(_MTPVerifyResult, "commit", commit))
-            watches.enter_context(_watched(type(self._drafter), "_forward_hidden", draft))
+            if self._drafting:
+                drafter = type(self._drafting["draft_model"])
+                watches.enter_context(_watched(drafter, "_forward_hidden", draft))
             yield
 
 

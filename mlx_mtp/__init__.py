@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mlx_mtp.errors import MlxMtpError
     from mlx_mtp.llm import LLM
     from mlx_mtp.loading import load
+    from mlx_mtp.session import Session
     from mlx_mtp.types import Chunk, Request, RequestStats, Result, RunStats, SamplingParams
     from mlx_mtp.worker import Handle
 
@@ -26,10 +27,17 @@ __all__ = [
     "Result",
     "RunStats",
     "SamplingParams",
+    "Session",
     "load",
 ]
 
-_HOMES = {"LLM": "llm", "load": "loading", "Handle": "worker", "MlxMtpError": "errors"}
+_HOMES = {
+    "LLM": "llm",
+    "load": "loading",
+    "Handle": "worker",
+    "MlxMtpError": "errors",
+    "Session": "session",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -47,9 +47,10 @@ class Completions(Iterator[Result]):
     def __next__(self) -> Result:
         return next(self._finished)[1]
 
-    def numbered(self) -> Iterator[tuple[int, Result]]:
-        """The same with the requests' numbers."""
-        return self._finished
+    def in_order(self) -> list[Result]:
+        """All of them, in the order of the requests."""
+        results = dict(self._finished)
+        return [results[number] for number in range(len(results))]
 
     @property
     def rows(self) -> int:

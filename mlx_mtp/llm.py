@@ -18,26 +18,19 @@ from mlx_mtp.answer import Answer, Prompt, as_request, numbered
 from mlx_mtp.completions import Completions
 from mlx_mtp.decode.depth import DepthController
 from mlx_mtp.decode.engine import Engine
-from mlx_mtp.decode.policy import DepthPolicy, FixedDepth
+from mlx_mtp.decode.policy import Depth, DepthPolicy, policy_for
+from mlx_mtp.decode.prefix import Prefixes
 from mlx_mtp.depth_table import DepthTable
 from mlx_mtp.errors import UsageError
 from mlx_mtp.generation_config import GenerationDefaults
 from mlx_mtp.model.drafter import Drafter
 from mlx_mtp.model.memory import MemoryBudget
 from mlx_mtp.model.target import Target
+from mlx_mtp.session import Session
 from mlx_mtp.tokenizer import Tokenizer
-from mlx_mtp.types import (
-    MAX_DEPTH,
-    MAX_ROWS,
-    Chunk,
-    Request,
-    Result,
-    RunStats,
-    SamplingParams,
-)
+from mlx_mtp.types import MAX_ROWS, Chunk, Request, Result, RunStats, SamplingParams
 from mlx_mtp.worker import Handle, Worker
 
-Depth = int | Literal["auto"]
 BatchSize = int | Literal["auto"]
 
 
@@ -100,11 +93,11 @@ class LLM:
         return None if self.drafter is None else self.controller.parked
 
     def keep_costs(self) -> None:
-        """Write down what the controller learned of round costs, for the next time this pair is
-        loaded on this machine; done after every call that decodes."""
-        document = self.controller.to_json()
-        if self._depth_table is not None and document["cells"]:
-            self._depth_table.write(document)
+        """Write down round costs and how experts are run, for the next time this pair is loaded
+        on this machine; done after every call that decodes."""
+        if self._depth_table is not None:
+            strategy = list(self.target.experts.strategy)
+            self._depth_table.write({**self.controller.to_json(), "experts": strategy})
 
     def reset_run_stats(self) -> None:
         """Start counting anew."""
@@ -177,7 +170,7 @@ class LLM:
             UsageError: a parameter of the call itself.
         """
         completions = self._run(prompts, self._answering(params, thinking), batch_size, draft_depth)
-        return _in_order(completions)
+        return completions.in_order()
 
     def as_completed(
         self,
@@ -224,6 +217,17 @@ class LLM:
                 self._worker = Worker(lambda: self._engine("auto", "auto", work=MAX_ROWS))
         return self._worker.submit(answer)
 
+    def session(self) -> Session:
+        """A conversation whose K/V stay in memory, so that a turn prefills only what is new."""
+        return Session(
+            self.tokenizer,
+            self.memory,
+            lambda kept: self._engine("auto", rows=1, prefixes=kept),
+            lambda params: self._answering(params, thinking=False),
+            self._depth_policy,
+            self.keep_costs,
+        )
+
     def close(self) -> None:
         """End the thread of submitted requests, which are cancelled. Without any, nothing."""
         if self._worker is not None:
@@ -250,9 +254,9 @@ class LLM:
             raise UsageError("A prompt is not a list of token ids.", "Give ids.") from error
 
         def answering(request: Request) -> Answer:
-            return Answer(request, params, self.defaults, self._context, None)
+            return Answer(request, params, self.defaults, self.context, None)
 
-        return _in_order(self._run(requests, answering, batch_size, draft_depth))
+        return self._run(requests, answering, batch_size, draft_depth).in_order()
 
     def _run(
         self,
@@ -271,7 +275,8 @@ class LLM:
         return Completions(engine, requests, answering, self.keep_costs)
 
     @property
-    def _context(self) -> int:
+    def context(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
         return self.target.config.max_position_embeddings
 
     def _answering(
@@ -282,12 +287,18 @@ class LLM:
 
         def answering(request: Request) -> Answer:
             return Answer(
-                request, params, self.defaults, self._context, lambda: self.tokenizer, thinking
+                request, params, self.defaults, self.context, lambda: self.tokenizer, thinking
             )
 
         return answering
 
-    def _engine(self, draft_depth: Depth, rows: BatchSize, work: int = 1) -> Engine:
+    def _engine(
+        self,
+        draft_depth: Depth,
+        rows: BatchSize,
+        work: int = 1,
+        prefixes: Prefixes | None = None,
+    ) -> Engine:
         """An engine of at most `rows` rows, and no more than there is work for."""
         if rows == "auto":
             rows = MAX_ROWS
@@ -305,26 +316,9 @@ class LLM:
             suppress=self.defaults.suppress_tokens,
             stats=self.run_stats,
             budget=self.memory,
+            prefixes=prefixes,
         )
 
     def _depth_policy(self, draft_depth: Depth) -> DepthPolicy:
         """What chooses the depth; "auto" is one controller for all calls: it goes on learning."""
-        if draft_depth == "auto":
-            return self.controller
-        is_number = isinstance(draft_depth, int) and not isinstance(draft_depth, bool)
-        if not is_number or not 0 <= draft_depth <= MAX_DEPTH:
-            raise UsageError(
-                f"draft_depth is {draft_depth!r}.",
-                f'Give "auto" or a whole number from 0 to {MAX_DEPTH}.',
-            )
-        if self.drafter is None and draft_depth:
-            raise UsageError(
-                f"draft_depth is {draft_depth}, but no drafter is loaded.",
-                "Load one, or leave draft_depth out.",
-            )
-        return FixedDepth(draft_depth)
-
-
-def _in_order(completions: Completions) -> list[Result]:
-    results = dict(completions.numbered())
-    return [results[number] for number in range(len(results))]
+        return policy_for(draft_depth, self.controller, can_draft=self.drafter is not None)

@@ -193,14 +193,14 @@ class Result:
         finish_reason: "stop", "length", "cancelled" or "error".
         thinking: the text of the thinking channel.
         error: why, where finish_reason is "error".
-        seed: the seed that reproduces it.
+        seed: the seed that reproduces it; None where it was never begun.
         id: the request's id.
     """
 
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
-    seed: int
+    seed: int | None
     stats: RequestStats
     thinking: str = ""
     error: str | None = None
@@ -222,12 +222,12 @@ class RunStats:
         prefill_forwards, prefill_tokens: prefill passes, each for one chunk or several short
             prompts, and prompt tokens put through the target in them, padding left out.
         shared_tokens: prompt tokens whose K/V were copied from another prompt with the same
-            beginning.
+            beginning, or were still in a session's row.
         preemptions: times a request gave its row back for lack of memory, to go on later.
         row_copies, bytes_copied: cache rows moved or grown, and their bytes.
-        expert_pairs: (token, expert) pairs computed.
-        distinct_experts: experts read at least once per layer and forward, summed; not counted
-            yet, so always 0.
+        expert_pairs: (token, expert) pairs computed in rounds, over all layers.
+        distinct_experts: experts read at least once, summed over layers and rounds; 0 unless
+            ``llm.target.experts.count_distinct`` was set, as counting them takes a read per round.
         peak_bytes: peak of MLX's allocator.
     """
 

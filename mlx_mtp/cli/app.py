@@ -18,6 +18,7 @@ import typer
 
 from mlx_mtp import __version__
 from mlx_mtp.cli.batch import BATCH_EXAMPLES, batch
+from mlx_mtp.cli.bench import BENCH_EXAMPLES, bench
 from mlx_mtp.cli.chat import CHAT_EXAMPLES, chat
 from mlx_mtp.cli.console import Console
 from mlx_mtp.cli.convert import CONVERT_EXAMPLES, convert
@@ -29,9 +30,11 @@ UNEXPECTED = 1
 EXAMPLES = """Examples:
 
 \b
+  mlx-mtp chat
   mlx-mtp chat -p "Multiplication table of 7."
   mlx-mtp chat google/gemma-4-E4B-it -p "Why is the sky blue?"
   mlx-mtp batch prompts.jsonl -o answers.jsonl --model google/gemma-4-E4B-it
+  mlx-mtp bench google/gemma-4-E4B-it --quick
   mlx-mtp convert google/gemma-4-E4B-it -o gemma-4-E4B-it-4bit
 
 \b
@@ -39,6 +42,7 @@ Environment:
   MLX_MTP_MODEL, MLX_MTP_DRAFTER   defaults of MODEL and --drafter
   HF_HOME, HF_TOKEN, HF_HUB_OFFLINE   as everywhere on the hub
   MLX_MTP_CACHE   folder of what is learned about this machine
+  MLX_MTP_HOME   folder of conversations and of what was typed
   NO_COLOR   plain text
 
 \b
@@ -52,6 +56,7 @@ Exit codes:
 app = typer.Typer(name="mlx-mtp", rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command(epilog=CHAT_EXAMPLES)(chat)
 app.command(epilog=BATCH_EXAMPLES)(batch)
+app.command(epilog=BENCH_EXAMPLES)(bench)
 app.command(epilog=CONVERT_EXAMPLES)(convert)
 
 
@@ -80,7 +85,9 @@ def _root(
 def main() -> None:
     """Run the command line of this process."""
     _mend_streams()
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _terminate)
     sys.exit(run(sys.argv[1:]))
 
 
@@ -101,7 +108,7 @@ def _mend_streams() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; prints what went wrong, if anything did."""
-    console = Console()
+    console = Console(arguments=tuple(arguments))
     command = typer.main.get_command(app)
     try:
         code = command.main(

@@ -26,11 +26,13 @@ class Console:
         verbose: show the package's own log.
         quiet: show errors only.
         debug: show everything logged, and the traceback of an error.
+        arguments: the command line, without the program's name.
     """
 
     verbose: bool = False
     quiet: bool = False
     debug: bool = False
+    arguments: tuple[str, ...] = ()
 
     def note(self, text: str) -> None:
         """One line that matters little."""

@@ -14,9 +14,11 @@ from typing import cast
 import mlx.core as mx
 
 from mlx_mtp.decode.policy import DepthPolicy, Plan
+from mlx_mtp.decode.prefix import Prefixes
+from mlx_mtp.decode.proposer import Proposer
 from mlx_mtp.decode.request import Job, Progress, Running
 from mlx_mtp.decode.room import Room, is_out_of_memory
-from mlx_mtp.decode.round import Rows, read, run_round
+from mlx_mtp.decode.round import Rows, launch, read, run_round
 from mlx_mtp.decode.sampling import Sampler
 from mlx_mtp.decode.schedule import Schedule
 from mlx_mtp.errors import MlxMtpError, UsageError, VerificationError
@@ -32,9 +34,9 @@ class Engine:
 
     Args:
         target: the target.
-        drafter: None decodes plainly.
-        depth: chooses how many tokens to draft and learns from what came of it; not asked without
-            a drafter.
+        drafter: None decodes plainly, or with the drafts of the jobs' scripts.
+        depth: chooses how many tokens to draft and learns from what came of it; not asked where
+            nothing can draft.
         rows: most requests that decode together, 1..MAX_ROWS.
         suppress: ids that are never produced.
         stats: counters to add to.
@@ -43,6 +45,7 @@ class Engine:
         prefill_chunk: most prompt tokens per forward, PREFILL_CHUNK at most; any value gives the
             same bits.
         budget: what rows and contexts are admitted within; None sets no limit.
+        prefixes: where prompts find their beginning; None keeps those that several share.
     """
 
     def __init__(
@@ -57,18 +60,19 @@ class Engine:
         prefill_ahead: bool = False,
         prefill_chunk: int = PREFILL_CHUNK,
         budget: MemoryBudget | None = None,
+        prefixes: Prefixes | None = None,
     ) -> None:
         if not 1 <= rows <= MAX_ROWS:
             raise UsageError(f"A batch of {rows} rows.", f"Give 1 to {MAX_ROWS} rows.")
         if prefill_chunk < 1:
             raise UsageError(f"A chunk of {prefill_chunk}.", "Give at least one token.")
         self.target = target
-        self.drafter = drafter
-        self.depth = depth
         self.suppress = suppress
         self.stats = RunStats() if stats is None else stats
         self.prefill_chunk = min(prefill_chunk, PREFILL_CHUNK)
-        self._schedule = Schedule(Room(target, budget), rows, prefill_ahead, self.stats)
+        room = Room(target, budget, prefixes)
+        self._schedule = Schedule(room, rows, prefill_ahead, self.stats)
+        self._proposer = Proposer(target, drafter, depth, self.stats)
         self._sampler: Sampler | None = None
         self._sampled: list[Running] = []
         self._cancelled: set[int] = set()
@@ -88,9 +92,22 @@ class Engine:
         return self._schedule.rows
 
     @property
+    def depth(self) -> DepthPolicy:
+        """What chooses the draft depth; may be another one for the next job."""
+        return self._proposer.depth
+
+    @depth.setter
+    def depth(self, depth: DepthPolicy) -> None:
+        self._proposer.depth = depth
+
+    @property
     def waiting(self) -> list[int]:
         """Ids of the jobs that have not begun, in their order."""
         return [running.job_id for running in self._schedule.waiting]
+
+    def held(self, job_id: int) -> int:
+        """Tokens of a job whose K/V are in its row; 0 without a row."""
+        return self._schedule.held(job_id)
 
     def add(self, job: Job) -> int:
         """Queue a job and return its id.
@@ -141,7 +158,6 @@ class Engine:
             return self._step()
 
     def _step(self) -> list[Progress]:
-        before = self.target.experts.pairs
         try:
             if self._cancelled:
                 self._schedule.cancel(self._cancelled)
@@ -156,8 +172,7 @@ class Engine:
             self._schedule.halve()
             mx.clear_cache()
         self._report_over()
-        self._count_copies()
-        self.stats.expert_pairs += self.target.experts.pairs - before
+        self._schedule.count_copies()
         self.stats.peak_bytes = max(self.stats.peak_bytes, mx.get_peak_memory())
         progress, self._progress = self._progress, []
         return progress
@@ -193,7 +208,7 @@ class Engine:
             group = self._schedule.prefilling
             if not group:
                 return
-            counts = [_prompt_left(running, budget) for running in group]
+            counts = [running.prompt_left(budget) for running in group]
             self._prefill_forward(group, counts)
             budget -= max(counts) * len(counts)
 
@@ -259,22 +274,21 @@ class Engine:
         assert state is not None
         if self._sampler is None or self._sampled != live:
             self._sampler, self._sampled = self._sampler_of(live), list(live)
-        plan = Plan(0) if self.drafter is None else self.depth.choose(len(live))
+            self._proposer.use(live)
+        sampler, cache = self._sampler, schedule.cache
         committed = [running.committed for running in live]
+        self.target.experts.begin()
         began = perf_counter()
-        outcome = run_round(
-            self.target,
-            self.drafter,
-            schedule.cache,
-            state,
-            self._sampler,
-            plan.depth,
-            committed,
-            plan.shadow,
-        )
+        drafts = self._proposer.make(state, sampler, cache, committed)
+        plan = drafts.plan
+        outcome = run_round(self.target, cache, state, sampler, drafts, committed)
+        launch(outcome)
+        schedule.state = outcome.rows
+        if not schedule.may_be_joined and not all(running.ends_next for running in live):
+            most = [tokens + plan.depth + 1 for tokens in committed]
+            schedule.state = self._proposer.make_ahead(outcome.rows, sampler, cache, most)
         blocks = read(outcome)
         seconds = perf_counter() - began
-        schedule.state = outcome.rows
         kept = [block[plan.depth + 1] for block in blocks]
         self._count_round(plan, len(live))
         gone = []
@@ -286,36 +300,17 @@ class Engine:
             if reason is not None:
                 gone.append(row)
         schedule.leave(gone)
-        if self.drafter is not None:
-            self.depth.observe(len(live), plan.depth, seconds, kept)
-        if plan.shadow:
-            # The first of the shadow's tokens stands where this round's token does.
-            self.depth.observe_shadow([int(block[2] == block[0]) for block in blocks], 1)
+        self._proposer.learn(plan, seconds, blocks)
 
     def _count_round(self, plan: Plan, rows: int) -> None:
+        self.stats.expert_pairs += self.target.experts.pairs
+        self.stats.distinct_experts += self.target.experts.distinct()
         self.stats.host_reads += 1
         self.stats.rounds += 1
         self.stats.row_rounds += rows
         self.stats.target_forwards += 1
         self.stats.target_tokens += rows * (plan.depth + 1)
-        self.stats.drafter_forwards += plan.depth + plan.shadow
         self.stats.drafted += rows * plan.depth
-
-    def _count_copies(self) -> None:
-        """Bring the cache's copy counters into the run's."""
-        cache = self._schedule.room.cache
-        if cache is not None:
-            self.stats.row_copies += cache.row_copies
-            self.stats.bytes_copied += cache.bytes_copied
-            cache.row_copies = cache.bytes_copied = 0
-
-
-def _prompt_left(running: Running, most: int) -> int:
-    """Tokens of its next forward: up to `most`, and no further than what is to be kept."""
-    goal = len(running.context)
-    if running.prefilled < running.keep_at:
-        goal = running.keep_at
-    return min(most, goal - running.prefilled)
 
 
 def _not_finite() -> VerificationError:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
+
+from mlx_mtp.errors import UsageError
+from mlx_mtp.types import MAX_DEPTH
+
+Depth = int | Literal["auto"]
+"""What a caller may ask for: tokens drafted per round, or that the program chooses."""
 
 
 class Plan(NamedTuple):
@@ -30,8 +36,8 @@ class DepthPolicy(Protocol):
     def choose(self, rows: int) -> Plan:
         """The next round of this many live rows."""
 
-    def observe(self, rows: int, depth: int, seconds: float, accepted: Sequence[int]) -> None:
-        """A round took this long; drafts kept per row."""
+    def observe(self, rows: int, plan: Plan, seconds: float, accepted: Sequence[int]) -> None:
+        """A round took this long; drafts kept per row. The next one may be chosen already."""
 
     def observe_shadow(self, agreed: Sequence[int], drafted: int) -> None:
         """Of `drafted` tokens of a shadow, so many agreed from the first on, per row."""
@@ -50,8 +56,33 @@ class FixedDepth:
     def choose(self, rows: int) -> Plan:
         return Plan(self.depth)
 
-    def observe(self, rows: int, depth: int, seconds: float, accepted: Sequence[int]) -> None:
+    def observe(self, rows: int, plan: Plan, seconds: float, accepted: Sequence[int]) -> None:
         pass
 
     def observe_shadow(self, agreed: Sequence[int], drafted: int) -> None:
         pass
+
+
+def policy_for(depth: Depth, auto: DepthPolicy, *, can_draft: bool) -> DepthPolicy:
+    """What chooses the depth for a caller's wish.
+
+    Args:
+        depth: "auto" or 0..MAX_DEPTH.
+        auto: serves "auto".
+        can_draft: there is a drafter.
+
+    Raises:
+        UsageError: another value, or drafts without a drafter.
+    """
+    if depth == "auto":
+        return auto
+    if not isinstance(depth, int) or isinstance(depth, bool) or not 0 <= depth <= MAX_DEPTH:
+        raise UsageError(
+            f"draft_depth is {depth!r}.", f'Give "auto" or a whole number from 0 to {MAX_DEPTH}.'
+        )
+    if depth and not can_draft:
+        raise UsageError(
+            f"draft_depth is {depth}, but no drafter is loaded.",
+            "Load one, or leave draft_depth out.",
+        )
+    return FixedDepth(depth)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from mlx_mtp.model.cache import SlotCache
 from mlx_mtp.model.snapshot import Snapshot
@@ -19,6 +20,19 @@ RECENT = 8
 """Prompts remembered, so that a prefix is found although its prompts come one by one."""
 
 Ids = tuple[int, ...]
+
+
+class Prefixes(Protocol):
+    """Where a prompt may find its beginning; `PrefixStore` says what each of these does."""
+
+    @property
+    def nbytes(self) -> int: ...
+    def clear(self) -> None: ...
+    def held(self, ids: Ids) -> int: ...
+    def restore(self, ids: Ids, cache: SlotCache, row: int) -> int: ...
+    def worth_keeping(self, ids: Ids, held: int, others: Iterable[Ids]) -> int: ...
+    def remember(self, ids: Ids) -> None: ...
+    def keep(self, ids: Ids, cache: SlotCache, row: int) -> None: ...
 
 
 class PrefixStore:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
+import mlx.core as mx
+
 from mlx_mtp.decode.sampling import RowSampling
 from mlx_mtp.errors import MlxMtpError
 from mlx_mtp.types import MAX_DEPTH, FinishReason, RequestStats
@@ -21,6 +23,8 @@ class Job:
         sampling: its own parameters and seed.
         stop_ids: ids that end it.
         watch: called with every produced id in order; True ends it (stop strings live there).
+        script: int32 [T, MAX_DEPTH], drafts to verify in the drafter's place, as
+            decode.replay.Replay has them; all jobs of an engine have one, or none has.
     """
 
     token_ids: tuple[int, ...]
@@ -28,6 +32,7 @@ class Job:
     sampling: RowSampling = field(default_factory=RowSampling)
     stop_ids: frozenset[int] = frozenset()
     watch: Callable[[int], bool] | None = None
+    script: mx.array | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,16 @@ class Running:
     def committed(self) -> int:
         """Tokens whose K/V are in the cache while it decodes: all but the last produced."""
         return len(self.job.token_ids) + max(len(self.produced) - 1, 0)
+
+    def prompt_left(self, most: int) -> int:
+        """Tokens of its next prefill forward: up to `most`, and no further than what is kept."""
+        goal = self.keep_at if self.prefilled < self.keep_at else len(self.context)
+        return min(most, goal - self.prefilled)
+
+    @property
+    def ends_next(self) -> bool:
+        """Whether one more token is all that it may produce."""
+        return len(self.produced) + 1 >= self.job.max_tokens
 
     def accept(self, tokens: list[int]) -> tuple[tuple[int, ...], FinishReason | None]:
         """Walk a block's tokens in order up to the first stop.

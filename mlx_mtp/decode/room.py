@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlx_mtp.decode.prefix import PrefixStore
+from mlx_mtp.decode.prefix import Prefixes, PrefixStore
 from mlx_mtp.model.cache import SlotCache, round_up
 from mlx_mtp.model.memory import MemoryBudget
 from mlx_mtp.model.target import Target
@@ -26,17 +26,20 @@ class Room:
     Args:
         target: whose K/V it holds.
         budget: None sets no limit.
+        prefixes: None keeps beginnings that several prompts share.
 
     Attributes:
         cache: None until `make` has made it.
         prefixes: beginnings kept for other prompts; they go first when memory is short.
     """
 
-    def __init__(self, target: Target, budget: MemoryBudget | None) -> None:
+    def __init__(
+        self, target: Target, budget: MemoryBudget | None, prefixes: Prefixes | None = None
+    ) -> None:
         self.target = target
         self.budget = budget
         self.cache: SlotCache | None = None
-        self.prefixes = PrefixStore()
+        self.prefixes = PrefixStore() if prefixes is None else prefixes
 
     def make(self, used: int, wanted: int, slots: int) -> bool:
         """See that `used` rows with `slots` slots each have room; False where they cannot.

@@ -2,21 +2,39 @@
 
     depth draft steps -> one target forward over [rows, depth + 1] -> acceptance -> commit
 
-All control values stay on the device. Depth 0 is plain decoding through the same code.
+All control values stay on the device, so the drafts of the next round can be under way before the
+host has read this one. Depth 0 is plain decoding through the same code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 
+from mlx_mtp.decode.policy import Plan
+from mlx_mtp.decode.replay import Replay
 from mlx_mtp.decode.sampling import Sampler
-from mlx_mtp.model.cache import Run, SlotCache
+from mlx_mtp.model.cache import SlotCache
 from mlx_mtp.model.drafter import Drafter
 from mlx_mtp.model.target import Target
+
+
+class Drafts(NamedTuple):
+    """What was proposed for a round; perhaps still being computed.
+
+    Attributes:
+        plan: of the round.
+        tokens: int32 [n, depth], or [n, shadow]; None where nothing was drafted.
+        noise: fp32 [n, longest of depth + 1 and shadow, vocabulary] that they were drawn with, of
+            the positions after the bonus token; None where all rows are greedy, or not kept.
+    """
+
+    plan: Plan
+    tokens: mx.array | None = None
+    noise: mx.array | None = None
 
 
 @dataclass(frozen=True)
@@ -27,19 +45,24 @@ class Rows:
         tokens: int32 [n], each row's bonus token: produced, but without K/V yet.
         lengths: int32 [n], committed lengths; the bonus token stands at this position.
         hidden: [n, 1, H], the target's post-norm hidden state that predicted the bonus token.
+        drafts: of the next round, where they were made ahead.
     """
 
     tokens: mx.array
     lengths: mx.array
     hidden: mx.array
+    drafts: Drafts | None = None
 
     def take(self, index: list[int]) -> Rows:
         """The rows of these indices, in this order."""
-        rows = mx.array(index)
-        return Rows(self.tokens[rows], self.lengths[rows], self.hidden[rows])
+        rows, drafts = mx.array(index), self.drafts
+        if drafts is not None:
+            tokens = None if drafts.tokens is None else drafts.tokens[rows]
+            drafts = Drafts(drafts.plan, tokens)
+        return Rows(self.tokens[rows], self.lengths[rows], self.hidden[rows], drafts)
 
     def joined(self, other: Rows) -> Rows:
-        """These rows, then the other's."""
+        """These rows, then the other's; they are to be drafted together."""
         return Rows(
             mx.concatenate([self.tokens, other.tokens]),
             mx.concatenate([self.lengths, other.lengths]),
@@ -61,7 +84,36 @@ class Outcome:
     packed: mx.array
 
 
-def draft(
+def propose(
+    target: Target,
+    drafter: Drafter | None,
+    cache: SlotCache,
+    rows: Rows,
+    sampler: Sampler,
+    plan: Plan,
+    committed: Sequence[int],
+    replay: Replay | None = None,
+) -> Drafts:
+    """Draft for each row what a plan asks for; reads the cache, changes nothing.
+
+    Args:
+        sampler: of the same rows in the same order.
+        plan: one that drafts needs a drafter, or a replay.
+        committed: the rows' committed lengths, or more: as far as the host can know them.
+        replay: of the same rows; its drafts take the place of the drafter's.
+    """
+    noise = _noise(rows, sampler, plan)
+    tokens = None
+    if depth := plan.depth or plan.shadow:
+        if drafter is not None:
+            tokens = _draft(target, drafter, cache, rows, sampler, noise, depth, committed)
+        if replay is not None:
+            tokens = replay.drafts(rows.lengths, depth, tokens)
+        assert tokens is not None
+    return Drafts(plan, tokens, noise)
+
+
+def _draft(
     target: Target,
     drafter: Drafter,
     cache: SlotCache,
@@ -69,18 +121,10 @@ def draft(
     sampler: Sampler,
     noise: mx.array | None,
     depth: int,
-    runs: dict[str, tuple[Run, ...]],
+    committed: Sequence[int],
 ) -> mx.array:
-    """Propose `depth` tokens for each row; reads the cache, changes nothing.
-
-    Args:
-        noise: fp32 [n, >= depth, vocabulary] of the positions after the bonus token, or None.
-        runs: of these rows, from the cache.
-
-    Returns:
-        int32 [n, depth]
-    """
-    context = drafter.context(cache, rows.lengths, runs)
+    """int32 [n, depth]: the drafter's own proposals."""
+    context = drafter.context(cache, rows.lengths, cache.runs_committed(committed))
     token, hidden = rows.tokens[:, None], rows.hidden
     drafts = []
     for step in range(depth):
@@ -93,37 +137,37 @@ def draft(
     return mx.concatenate(drafts, axis=1)
 
 
+def _noise(rows: Rows, sampler: Sampler, plan: Plan) -> mx.array | None:
+    """Of the tokens that a round may produce."""
+    longest = max(plan.depth + 1, plan.shadow)
+    return sampler.noise(rows.lengths[:, None] + mx.arange(1, longest + 1, dtype=mx.int32))
+
+
 def run_round(
     target: Target,
-    drafter: Drafter | None,
     cache: SlotCache,
     rows: Rows,
     sampler: Sampler,
-    depth: int,
+    drafts: Drafts,
     committed: Sequence[int],
-    shadow: int = 0,
 ) -> Outcome:
-    """Build one round; nothing is evaluated yet.
+    """Build one round, the verify of its drafts; nothing is evaluated yet.
 
     Args:
         rows: state of the live rows.
         sampler: of the same rows in the same order.
-        depth: tokens to draft, 0..MAX_DEPTH; 0 needs no drafter.
+        drafts: of the same rows.
         committed: the rows' committed lengths, as the host knows them.
-        shadow: at depth 0, tokens to draft and not to verify: the plain tokens of this and the
-            next rounds will tell whether they would have been accepted.
     """
+    depth = drafts.plan.depth
     span = cache.span(0, rows.lengths, depth + 1, committed)
-    longest = max(depth + 1, shadow)
-    noise = sampler.noise(rows.lengths[:, None] + mx.arange(1, longest + 1, dtype=mx.int32))
+    noise = _noise(rows, sampler, drafts.plan) if drafts.noise is None else drafts.noise
     tokens, shadows = rows.tokens[:, None], []
-    if drafted := depth or shadow:
-        assert drafter is not None
-        drafts = draft(target, drafter, cache, rows, sampler, noise, drafted, span.runs)
+    if drafts.tokens is not None:
         if depth:
-            tokens = mx.concatenate([tokens, drafts], axis=1)
+            tokens = mx.concatenate([tokens, drafts.tokens], axis=1)
         else:
-            shadows = [drafts]
+            shadows = [drafts.tokens]
     hidden = target.forward(tokens, cache, span)
     assert hidden is not None
     verified = None if noise is None else noise[:, : depth + 1]
@@ -139,8 +183,14 @@ def run_round(
     return Outcome(after, mx.concatenate([choices, accepted, *shadows], axis=1))
 
 
+def launch(what: Outcome | Drafts) -> None:
+    """Have a round, or drafts, computed while the host goes on."""
+    if isinstance(what, Outcome):
+        mx.async_eval(what.packed, what.rows.tokens, what.rows.lengths, what.rows.hidden)
+    elif what.tokens is not None:
+        mx.async_eval(what.tokens)
+
+
 def read(outcome: Outcome) -> list[list[int]]:
-    """Evaluate a round and bring its packed result to the host: the one host read of a round."""
-    rows = outcome.rows
-    mx.eval(outcome.packed, rows.tokens, rows.lengths, rows.hidden)
+    """Bring a round's packed result to the host: the one host read of a round."""
     return cast("list[list[int]]", outcome.packed.tolist())

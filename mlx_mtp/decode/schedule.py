@@ -67,6 +67,11 @@ class Schedule:
         return bool(self.waiting or self.live or self.prefilling or self.ready or self.over)
 
     @property
+    def may_be_joined(self) -> bool:
+        """Whether live rows may get another one beside them after the next round."""
+        return self.rows > 1 and bool(self.waiting or self.prefilling or self.ready)
+
+    @property
     def cache(self) -> SlotCache:
         """The cache; there is one as soon as a request has a row."""
         cache = self.room.cache
@@ -84,6 +89,12 @@ class Schedule:
         """Rows of the cache that are in use, counted up to the last of them."""
         ready = [] if self.ready is None else [self.ready[0]]
         return max([len(self.live), *(one.row + 1 for one in (*ready, *self.prefilling))])
+
+    def held(self, job_id: int) -> int:
+        """Tokens of a request whose K/V are in its row."""
+        filling = {running.job_id: running.prefilled for running in self.prefilling}
+        decoding = {running.job_id: running.committed for running in self.in_rows}
+        return {**decoding, **filling}.get(job_id, 0)
 
     # In.
 
@@ -189,6 +200,14 @@ class Schedule:
         self.over += [(running, None) for running in gone]
 
     # Memory.
+
+    def count_copies(self) -> None:
+        """Bring the cache's copy counters into the run's."""
+        cache = self.room.cache
+        if cache is not None:
+            self.stats.row_copies += cache.row_copies
+            self.stats.bytes_copied += cache.bytes_copied
+            cache.row_copies = cache.bytes_copied = 0
 
     def make_room(self) -> None:
         """Have slots for the next verify of all live rows; the youngest give way where there are

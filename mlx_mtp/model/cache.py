@@ -25,14 +25,16 @@ from mlx_mtp.types import MAX_DEPTH
 PREFILL_CHUNK = 256
 """Most prompt tokens put through the target in one forward."""
 SLOT_STEP = 256
+"""Buffers hold a multiple of this many slots."""
+ATTENDED_STEP = 128
 """Attention covers a multiple of this many slots."""
 SPARE_SLOTS = MAX_DEPTH + 1
 """Slots past a row's committed prefix that a verify may write."""
 
 
-def round_up(slots: int) -> int:
-    """The next multiple of SLOT_STEP."""
-    return -(-slots // SLOT_STEP) * SLOT_STEP
+def round_up(slots: int, step: int = SLOT_STEP) -> int:
+    """The next multiple of a step."""
+    return -(-slots // step) * step
 
 
 def ring_slots(window: int) -> int:
@@ -138,7 +140,7 @@ class SlotCache:
     def runs(self, committed: Sequence[int], length: int = 1) -> dict[str, tuple[Run, ...]]:
         """Runs of rows by layer type, and how many slots each attends over.
 
-        A row needs its committed tokens and room for a verify, in steps of SLOT_STEP: one rule
+        A row needs its committed tokens and room for a verify, in steps of ATTENDED_STEP: one rule
         for plain and speculative decoding, whatever the depth. On full layers no row streams more
         than twice the slots it needs; on sliding layers the ring bounds them.
 
@@ -146,7 +148,19 @@ class SlotCache:
             committed: committed length of each row, known to the host.
             length: tokens per row of the forward.
         """
-        needs = [round_up(tokens + max(length, SPARE_SLOTS)) for tokens in committed]
+        spare = max(length, SPARE_SLOTS)
+        return self._runs([round_up(tokens + spare, ATTENDED_STEP) for tokens in committed])
+
+    def runs_committed(self, committed: Sequence[int]) -> dict[str, tuple[Run, ...]]:
+        """As `runs`, for those who write nothing: the slots there are, up to the committed ones.
+
+        Args:
+            committed: committed length of each row, or more.
+        """
+        needs = (round_up(tokens, ATTENDED_STEP) for tokens in committed)
+        return self._runs([min(need, self.capacity) for need in needs])
+
+    def _runs(self, needs: Sequence[int]) -> dict[str, tuple[Run, ...]]:
         runs = [Run(0, 1, needs[0])]
         for row, need in enumerate(needs[1:], start=1):
             first, rows, _ = runs[-1]

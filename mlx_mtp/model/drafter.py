@@ -104,6 +104,11 @@ class Drafter:
             self._head = _OrderedHead(model.model.embed_tokens, ordering, config.num_centroids)
             del model.model.embed_tokens  # the ordered copy is the only one that is read
 
+    @property
+    def centroid_bytes(self) -> int:
+        """Bytes of one centroid's tokens in the centroid head; 0 with a dense head."""
+        return 0 if self._head is None else self._head.nbytes // self.config.num_centroids
+
     def context(
         self, cache: SlotCache, lengths: mx.array, runs: dict[str, tuple[Run, ...]]
     ) -> DraftContext:
@@ -161,6 +166,7 @@ class _OrderedHead:
 
     Attributes:
         tokens: int32 [centroids, tokens per centroid], the token of each place.
+        nbytes: of the table.
     """
 
     def __init__(self, table: Any, ordering: mx.array, centroids: int) -> None:
@@ -176,6 +182,7 @@ class _OrderedHead:
             }
         self._parts = [part[ordering].reshape(centroids, -1, part.shape[-1]) for part in parts]
         mx.eval(self.tokens, self._parts)
+        self.nbytes = sum(part.nbytes for part in self._parts)
 
     def __call__(self, h: mx.array, best: mx.array) -> mx.array:
         """[rows, 1, hidden], int [rows, T] -> [rows, T, tokens per centroid]."""

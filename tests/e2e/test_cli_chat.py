@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import pytest
 
 from mlx_mtp import LLM, Chunk
+from mlx_mtp.chat.store import Saved, Store
 from mlx_mtp.cli.app import run
 from mlx_mtp.types import RequestStats, RunStats
 
@@ -145,7 +146,7 @@ def test_plain_decoding_because_no_drafter_was_found_is_said(chat: Chat, tmp_pat
 def test_a_drafter_that_never_drafts_is_said(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = LLM.stream
 
-    def undrafted(self: LLM, *arguments: Any, draft_depth: Any) -> Iterator[Chunk]:
+    def undrafted(self: LLM, *arguments: Any, **options: Any) -> Iterator[Chunk]:
         return stream(self, *arguments, draft_depth=0)
 
     assert chat("--max-tokens", "9", "--draft-depth", "0").err.count("\n") == 1
@@ -191,3 +192,21 @@ def test_an_interrupted_answer_is_still_a_document(
     assert found["finish_reason"] == "cancelled"
     assert SEVENS.startswith(found["text"])
     assert found["stats"]["tokens"] == len(found["token_ids"]) > 0
+
+
+def test_conversations_are_listed_and_go_on_at_a_terminal_only(
+    chat: Chat, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MLX_MTP_HOME", str(tmp_path))
+    assert run(["chat", "--list"]) == 0
+    assert capsys.readouterr() == ("", "There is no conversation yet.\n")
+    user = {"role": "user", "content": "Spell\nbanana."}
+    Store().save(Saved("20261130-120000-abcd", "pocket", [user]))
+    assert run(["chat", "--list"]) == 0
+    listed = r"20261130-120000-abcd  \d{4}-\d\d-\d\d \d\d:\d\d     1 turn  pocket  Spell banana\.\n"
+    assert re.fullmatch(listed, capsys.readouterr().out)
+    done = chat("--continue")
+    assert (done.code, done.out) == (2, "")
+    assert "at a terminal only" in done.err
+    done = chat("--thinking", "loud")
+    assert done.err == "error: thinking is 'loud'.\n  Give show, hide or off.\n"

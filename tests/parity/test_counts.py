@@ -6,18 +6,24 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
-from pairs import PAIRS, Loader, load_golden
+from pairs import OWN_PAIRS, PAIRS, Loader, load_golden
 
 import mlx_mtp
+import mlx_mtp.decode.engine as engine_module
+import mlx_mtp.decode.proposer as proposer
 from mlx_mtp.config_json import FULL
 from mlx_mtp.decode.engine import Engine
 from mlx_mtp.decode.policy import FixedDepth
 from mlx_mtp.decode.request import Job
-from mlx_mtp.model.cache import SLOT_STEP
+from mlx_mtp.decode.round import Drafts, Outcome
+from mlx_mtp.decode.sampling import RowSampling
+from mlx_mtp.model.cache import ATTENDED_STEP
 from mlx_mtp.types import RunStats
 
 READS = ("tolist", "item", "__bool__", "__int__", "__float__", "__index__", "__array__")
@@ -60,17 +66,18 @@ def test_one_host_read_per_round(pair: Path, load_pair: Loader, rows: int, depth
     engine = engine_of(load_pair, pair, depth, rows, [Job(tuple(p), 8) for p in prompts])
     stats = engine.stats
     while engine.has_work:
-        rounds, prefills, forwards = stats.rounds, stats.prefill_reads, stats.drafter_forwards
+        rounds, prefills = stats.rounds, stats.prefill_reads
         with counted_reads() as counts:
             engine.step()
         rounds, prefills = stats.rounds - rounds, stats.prefill_reads - prefills
         assert rounds <= 1
         assert counts["tolist"] == counts.total() == rounds + prefills
-        assert stats.drafter_forwards - forwards == rounds * depth
     assert stats.host_reads == stats.rounds == stats.target_forwards
     assert stats.prefill_reads <= min(len(prompts), stats.prefill_forwards)
     assert stats.prefill_tokens == sum(map(len, prompts))
-    assert stats.drafter_forwards == depth * stats.rounds
+    # Blocks may have been drafted ahead for rows that then ended.
+    ends = len(prompts) if rows == 1 else 1
+    assert 0 <= stats.drafter_forwards - depth * stats.rounds <= depth * ends
 
 
 def test_arrays_are_read_in_two_places_only() -> None:
@@ -85,11 +92,12 @@ def test_arrays_are_read_in_two_places_only() -> None:
                 found[f"{file.name}:{node.attr}"] += 1
     assert found == {
         "round.py:tolist": 1,
-        "round.py:eval": 1,
         "engine.py:tolist": 1,  # a finished prefill's first token
         "engine.py:eval": 1,  # a chunk that is not the prompt's last
+        "experts.py:tolist": 1,  # distinct experts, where that is asked for
+        "experts.py:eval": 2,  # experts stacked or taken apart, when that is chosen
         "cache.py:eval": 4,  # new, grown and moved buffers, between rounds
-        "snapshot.py:eval": 2,  # prefixes kept and put back, at admission
+        "snapshot.py:eval": 4,  # prefixes and rings kept and put back, at admission
         "drafter.py:eval": 1,  # the ordered head, at load
     }
 
@@ -119,8 +127,8 @@ def test_decoding_copies_no_cache(load_pair: Loader, live: int, tokens: int) -> 
     while max(len(running.produced) for running in engine._schedule.live) < tokens - 8:
         engine.step()
     assert engine.stats.rounds > rounds + 20
-    # Attended slots, and activations with them, grow from one multiple of 256 to the next.
-    growth = engine._schedule.cache.runs([tokens])[FULL][0].slots / SLOT_STEP
+    # Attended slots, and activations with them, grow from one multiple to the next.
+    growth = engine._schedule.cache.runs([tokens])[FULL][0].slots / ATTENDED_STEP
     assert mx.get_peak_memory() - before <= 2 * growth * one_step
     assert mx.get_peak_memory() - before < whole
     assert engine.stats.bytes_copied == copied
@@ -142,3 +150,75 @@ def test_leaving_rows_cost_one_copied_row_each(load_pair: Loader) -> None:
     while other.stats.rounds < 6:
         other.step()
     assert other.stats.row_copies == 0
+
+
+PRIMITIVES = {"e2b": 1310, "moe": 985, "dense": 970, "unified": 735}
+"""Of a sampled plain round of eight rows, on the CPU backend, which takes norms and RoPE apart."""
+DRAFT_STEP = 640
+"""Primitives that one more draft adds."""
+
+
+def primitives(*arrays: mx.array) -> int:
+    """Size of the graph that is to be evaluated for these arrays."""
+    graph = StringIO()
+    mx.export_to_dot(graph, *arrays)
+    return graph.getvalue().count("label =")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_graph_of_a_round_is_bounded(
+    pair: Path, load_pair: Loader, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    """What a round launches is known, hardly grows with the rows and not at all with the text."""
+    sizes: list[int] = []
+
+    def measured(outcome: Outcome | Drafts) -> None:
+        if isinstance(outcome, Outcome):
+            rows = outcome.rows
+            sizes.append(primitives(outcome.packed, rows.tokens, rows.lengths, rows.hidden))
+
+    monkeypatch.setattr("mlx_mtp.decode.engine.launch", measured)
+    prompts = load_golden(pair).prompts
+    most = {}
+    for rows in (1, 8):
+        for depth in (0, 1, 4):
+            sampling = RowSampling(temperature, top_k=20)
+            jobs = [Job(tuple(prompts[0][:20]), 60, sampling) for _ in range(rows)]
+            engine = engine_of(load_pair, pair, depth, rows, jobs)
+            monkeypatch.setattr(engine._proposer, "make_ahead", lambda state, *_: state)
+            sizes.clear()
+            for _ in range(6):
+                engine.step()
+            assert len(set(sizes[2:])) == 1  # the first ones join the rows
+            most[rows, depth] = sizes[-1]
+    assert pair.parent != OWN_PAIRS or most[8, 0] <= PRIMITIVES[pair.name]
+    for depth in (1, 4):
+        assert most[8, depth] - most[8, 0] <= depth * DRAFT_STEP + 100
+        assert most[8, depth] <= 1.05 * most[1, depth]
+
+
+def test_the_next_drafts_are_launched_before_a_round_is_read(
+    load_pair: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody can join; who comes later is drafted together with the others."""
+    calls: list[str] = []
+    for module, name in ((engine_module, "launch"), (engine_module, "read"), (proposer, "launch")):
+        original = getattr(module, name)
+
+        def call(what: Outcome | Drafts, name: str = name, original: Any = original) -> Any:
+            calls.append(name if name == "read" else type(what).__name__)
+            return original(what)
+
+        monkeypatch.setattr(module, name, call)
+    pair = PAIRS[0]
+    prompts = load_golden(pair).prompts
+    engine = engine_of(load_pair, pair, 2, 2, [Job(tuple(prompts[0]), 30)])
+    for _ in range(4):
+        engine.step()
+    assert calls == ["Outcome", "Drafts", "read"] * 4
+    calls.clear()
+    engine.add(Job(tuple(prompts[1]), 30))
+    for _ in range(3):
+        engine.step()
+    assert calls == ["Outcome", "Drafts", "read"] * 3
+    assert engine.stats.drafter_forwards == 2 * (engine.stats.rounds + 2)

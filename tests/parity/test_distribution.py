@@ -11,7 +11,8 @@ from chi_square import assert_fits
 from mlx_lm.models import gemma4
 
 from mlx_mtp.config_json import FULL, SLIDING
-from mlx_mtp.decode.round import Rows, read, run_round
+from mlx_mtp.decode.policy import Plan
+from mlx_mtp.decode.round import Rows, propose, read, run_round
 from mlx_mtp.decode.sampling import RowSampling, Sampler
 from mlx_mtp.model.cache import SlotCache
 from mlx_mtp.model.drafter import AssistantModel, Drafter
@@ -92,7 +93,9 @@ def test_first_tokens_and_pairs(tiny: tuple[Target, Drafter], row: RowSampling, 
         )
         first = sampler.choose(logits, sampler.noise(lengths[:, None]))[:, 0]
         rows = Rows(first, lengths, hidden)
-        blocks = read(run_round(target, drafter, cache, rows, sampler, depth, [len(PROMPT)] * ROWS))
+        committed = [len(PROMPT)] * ROWS
+        drafts = propose(target, drafter, cache, rows, sampler, Plan(depth), committed)
+        blocks = read(run_round(target, cache, rows, sampler, drafts, committed))
         accepted += sum(block[-1] for block in blocks)
         np.add.at(pairs, (np.array(first), [block[0] for block in blocks]), 1)
     assert 0 < accepted < depth * ROWS * BATCHES or not depth

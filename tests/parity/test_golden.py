@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from pairs import Golden, Loader, load_golden
 
-from mlx_mtp.decode.round import Rows, draft, read, run_round
+from mlx_mtp.decode.policy import Plan
+from mlx_mtp.decode.round import Rows, propose, read, run_round
 from mlx_mtp.decode.sampling import RowSampling, Sampler
 from mlx_mtp.llm import LLM
 from mlx_mtp.model.cache import PREFILL_CHUNK, SlotCache
@@ -79,7 +80,10 @@ def test_first_block_of_drafts(pair: Path, load_pair: Loader) -> None:
         cache, rows = start(llm, golden, index)
         runs = cache.runs([row.plen])
         context = llm.drafter.context(cache, rows.lengths, runs)
-        drafts = draft(llm.target, llm.drafter, cache, rows, greedy(llm, 1), None, golden.k, runs)
+        drafts = propose(
+            llm.target, llm.drafter, cache, rows, greedy(llm, 1), Plan(golden.k), [row.plen]
+        ).tokens
+        assert drafts is not None
         assert tuple(drafts[0].tolist()) == row.ref_rounds[0].draft
         logits_expected = golden.array("draft_logits", index)
         hidden_expected = golden.array("draft_hidden", index)
@@ -108,13 +112,11 @@ def test_rounds_equal_the_cache_free_reference(pair: Path, load_pair: Loader) ->
         committed, text = row.plen, [int(rows.tokens.item())]
         for expected in row.ref_rounds:
             assert committed == expected.committed
-            runs = cache.runs([committed])
-            sampler = greedy(llm, 1)
-            drafts = draft(llm.target, llm.drafter, cache, rows, sampler, None, golden.k, runs)
-            assert tuple(drafts[0].tolist()) == expected.draft
-            outcome = run_round(
-                llm.target, llm.drafter, cache, rows, sampler, golden.k, [committed]
-            )
+            sampler, plan = greedy(llm, 1), Plan(golden.k)
+            drafts = propose(llm.target, llm.drafter, cache, rows, sampler, plan, [committed])
+            assert drafts.tokens is not None
+            assert tuple(drafts.tokens[0].tolist()) == expected.draft
+            outcome = run_round(llm.target, cache, rows, sampler, drafts, [committed])
             (block,) = read(outcome)
             assert block[-1] == expected.accepted
             text += block[: block[-1] + 1]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pairs import PAIRS, load_golden
 
-from mlx_mtp.convert import convert
+from mlx_mtp.convert import Options, convert
 from mlx_mtp.llm import LLM
 from mlx_mtp.loading import load
 from mlx_mtp.model.drafter import Drafter, _OrderedHead
@@ -29,7 +29,7 @@ SAMPLED = SamplingParams(
 
 
 def converted(pair: Path, out: Path, recipe: str) -> LLM:
-    convert(pair / "target", out, **RECIPES[recipe])  # type: ignore[arg-type]
+    convert(pair / "target", out, Options(**RECIPES[recipe]), verify=False)  # type: ignore[arg-type]
     return load(out, dtype="float32")
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mlx_mtp.config_json import FULL, SLIDING
 from mlx_mtp.model.attention import Seen
 from mlx_mtp.model.cache import (
+    ATTENDED_STEP,
     PREFILL_CHUNK,
     SLOT_STEP,
     SPARE_SLOTS,
@@ -167,20 +168,20 @@ def test_attended_slots_are_the_same_for_every_depth(committed: int) -> None:
     runs = [cache.runs([committed], length) for length in range(1, SPARE_SLOTS + 1)]
     assert all(each == runs[0] for each in runs)
     (full,), (ring,) = runs[0][FULL], runs[0][SLIDING]
-    assert full.slots % SLOT_STEP == 0
+    assert full.slots % ATTENDED_STEP == 0
     assert full.slots >= committed + SPARE_SLOTS
     assert ring.slots == min(full.slots, cache.ring)
 
 
 @given(committed=st.lists(st.integers(1, 9000), min_size=1, max_size=8))
 def test_no_row_streams_a_long_neighbours_slots(committed: list[int]) -> None:
-    """On full layers at most twice its own, in steps of SLOT_STEP; no row is left out."""
+    """On full layers at most twice its own, in steps of ATTENDED_STEP; no row is left out."""
     runs = SlotCache(CONFIG, 1, mx.float32).runs(committed)
     row = 0
     for run in runs[FULL]:
         assert run.first == row
         for tokens in committed[row : row + run.rows]:
-            own = round_up(tokens + SPARE_SLOTS)
+            own = round_up(tokens + SPARE_SLOTS, ATTENDED_STEP)
             assert own <= run.slots <= 2 * own
         row += run.rows
     assert row == len(committed)
