@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mlx_mtp.decode.prefix import Ids, common
 from mlx_mtp.model.cache import PREFILL_CHUNK, SPARE_SLOTS, SlotCache
 from mlx_mtp.model.memory import MemoryBudget
-from mlx_mtp.model.snapshot import RingCopy
+from mlx_mtp.model.snapshot import Snapshot
 
 MAX_COPIES = 8
 """Copies of the rings kept at once, if there is memory for them; the oldest goes first."""
@@ -31,7 +31,7 @@ class Reach(NamedTuple):
 
     committed: int
     top: int
-    copy: RingCopy | None = None
+    copy: Snapshot | None = None
 
     def back_to(self, length: int, slack: int) -> int:
         """The longest beginning of at most `length` tokens that these rings can go on from."""
@@ -179,4 +179,4 @@ class KeptRow:
                 del self._copies[0]
             if self._budget.kv.ring > room:
                 return
-        self._copies.append(Reach(committed, top, RingCopy.take(cache, 0)))
+        self._copies.append(Reach(committed, top, Snapshot.take(cache, row=0, length=0)))

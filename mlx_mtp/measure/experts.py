@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mlx_mtp.model.experts import ExpertStrategy, run_glu, stack, unstack
+from mlx_mtp.model.experts import ExpertStrategy, distinct_in, run_glu, stack, unstack
 from mlx_mtp.model.target import Target
 
 TOKENS = (1, 2, 3, 5, 8, 16, 24, 40)
@@ -60,7 +60,7 @@ def time_experts(
         hidden = mx.random.normal((1, count, target.config.hidden_size), key=key).astype(wide)
         routed = [layer.router(hidden)[0] for layer in layers]
         mx.eval(hidden, routed)
-        distinct = fmean(len(set(_ints(indices))) for indices in routed)
+        distinct = fmean(map(distinct_in, routed))
         pairs = int(routed[0].size)
         seconds = {}
         for is_stacked, glus in ((False, apart), (True, stacked)):
@@ -124,7 +124,3 @@ def _median_seconds(run: Callable[[], None], repeat: int) -> float:
         run()
         times.append(perf_counter() - began)
     return median(times)
-
-
-def _ints(indices: mx.array) -> list[int]:
-    return [int(index) for index in indices.flatten().tolist()]  # type: ignore[union-attr,arg-type]

@@ -64,8 +64,7 @@ class Experts:
     def distinct(self) -> int:
         """Experts that were read at least once per layer, summed, since `begin`; 0 unless
         `count_distinct`. Waits for the forward."""
-        routed = (cast("list[int]", indices.flatten().tolist()) for indices in self._routed)
-        return sum(len(set(experts)) for experts in routed)
+        return sum(map(distinct_in, self._routed))
 
     def __call__(self, layer: Any, hidden: mx.array) -> mx.array:
         """Routed experts of one layer; changes the counters only.
@@ -88,6 +87,11 @@ class Experts:
             x = x.astype(glu.down_proj.weight.dtype)
         outs = run_glu(glu, x, indices, self.strategy.sort_from)
         return (weights[..., None] * outs).sum(-2).astype(hidden.dtype)
+
+
+def distinct_in(indices: mx.array) -> int:
+    """How many experts are routed to: int [...]; a host read."""
+    return len(set(cast("list[int]", indices.flatten().tolist())))
 
 
 def run_glu(glu: Any, x: mx.array, indices: mx.array, sort_from: int) -> mx.array:

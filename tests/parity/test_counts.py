@@ -97,7 +97,7 @@ def test_arrays_are_read_in_two_places_only() -> None:
         "experts.py:tolist": 1,  # distinct experts, where that is asked for
         "experts.py:eval": 2,  # experts stacked or taken apart, when that is chosen
         "cache.py:eval": 4,  # new, grown and moved buffers, between rounds
-        "snapshot.py:eval": 4,  # prefixes and rings kept and put back, at admission
+        "snapshot.py:eval": 2,  # prefixes and rings kept and put back, at admission
         "drafter.py:eval": 1,  # the ordered head, at load
     }
 
