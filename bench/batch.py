@@ -20,7 +20,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -38,6 +37,7 @@ from mlx_mtp import LLM, Request, SamplingParams, load
 from mlx_mtp.convert import Options, convert
 from mlx_mtp.files import read_json
 from mlx_mtp.hub import resolve
+from mlx_mtp.versions import versions
 
 REFERENCE = "ours-plain"
 ENGINES = ("ours-mtp", REFERENCE, "mlx-vlm-mtp", "mlx-vlm-plain", "mlx-lm-plain")
@@ -166,7 +166,7 @@ def make_engines(pair: Path, llm: LLM, rows: int, options: argparse.Namespace) -
         "mlx-lm-plain": lambda: MlxLmPlain(pair, rows),
     }
     wanted = [name for name in ENGINES if name in options.engines or name == REFERENCE]
-    if installed("mlx-vlm") is None and any("vlm" in name for name in wanted):
+    if versions(["mlx-vlm"])["mlx-vlm"] is None and any("vlm" in name for name in wanted):
         print("mlx-vlm is not installed (extra `bench`); going on without it.")
         wanted = [name for name in wanted if "vlm" not in name]
     return [makers[name]() for name in wanted]
@@ -177,13 +177,6 @@ def runnable(model: str) -> str | None:
     text = read_json(resolve(model).path / "config.json").get("text_config", {})
     on_cpu = mx.default_device().type == mx.DeviceType.cpu
     return "float32" if text.get("enable_moe_block") and on_cpu else None
-
-
-def installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def count(engine: Engine, jobs: Sequence[Job], stop_ids: Sequence[int]) -> Measured:
@@ -287,7 +280,7 @@ def main() -> None:
         "runs": runs,
         "device": str(mx.default_device()),
         "machine": f"{platform.system()} {platform.machine()}",
-        "versions": {package: installed(package) for package in PACKAGES},
+        "versions": versions(PACKAGES),
     }
     print(json.dumps(report_document))
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from mlx_mtp.convert.check import CheckReport
 from mlx_mtp.convert.parts import PartPlan
-from mlx_mtp.convert.plan import Plan, versions
+from mlx_mtp.convert.plan import Plan
 from mlx_mtp.convert.recipes import Params
+from mlx_mtp.versions import versions
 
 
 def record(part: PartPlan) -> dict[str, Any]:
@@ -110,7 +111,9 @@ def _towers(plan: Plan) -> str:
 def _checked(plan: Plan, check: CheckReport | None) -> str:
     if check is None:
         return "What was written has not been checked."
-    said = [f"{check.tensors} tensors were compared with their source after writing"]
+    said = [
+        f"a sample of each of {check.tensors} tensors was compared with its source after writing"
+    ]
     if check.errors:
         worst = max(check.errors.values())
         said.append(f"the largest relative error of a quantized one is {worst:.3f}")

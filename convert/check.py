@@ -20,7 +20,7 @@ from mlx_mtp.convert.parts import PartPlan
 from mlx_mtp.convert.recipes import Params
 from mlx_mtp.convert.sources import Stored
 from mlx_mtp.convert.tensors import TensorPlan
-from mlx_mtp.errors import MlxMtpError, VerificationError
+from mlx_mtp.errors import MlxMtpError, ResourceError, VerificationError
 from mlx_mtp.files import read_headers, read_json, weight_files
 from mlx_mtp.loading import load
 from mlx_mtp.model.load import load_drafter, load_target
@@ -154,9 +154,9 @@ def check_decoding(folder: Path, *, has_drafter: bool) -> Decoding:
     params = SamplingParams(temperature=0, max_tokens=TOKENS)
     try:
         llm = load(folder, drafter=folder / "drafter" if has_drafter else None)
+    except ResourceError as error:
+        return Decoding(note=f"no text was decoded with it: {error.message}")
     except MlxMtpError as error:
-        if error.exit_code == 5:
-            return Decoding(note=f"no text was decoded with it: {error.message}")
         raise VerificationError(f"What was written does not run: {error.message}") from error
     if (folder / "tokenizer.json").is_file():
         prompts = [llm.tokenizer.encode(prompt) for prompt in PROMPTS]

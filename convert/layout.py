@@ -17,10 +17,16 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models import gemma4
 
+from mlx_mtp.config_json import overrides_of
 from mlx_mtp.convert.sources import Source, Stored
 from mlx_mtp.errors import IncompatibleError
 from mlx_mtp.model.drafter import AssistantModel
-from mlx_mtp.model.load import match_weights, stored_dtype, target_name, unused_by_drafter
+from mlx_mtp.model.load import (
+    match_weights,
+    stored_dtype,
+    target_name,
+    unused_by_drafter,
+)
 from mlx_mtp.pair import DrafterConfig, TargetConfig
 
 DTYPES = {
@@ -128,12 +134,8 @@ def target_layout(source: Source, config: TargetConfig) -> Layout:
                 if own in rows:
                     raise _twice(source, own)
                 rows[own] = part
-    overrides = {
-        target_name(name): value
-        for name, value in (config.quantization or {}).items()
-        if isinstance(value, dict | bool)
-    }
-    return _laid_out(model, source, rows, overrides, towers, dropped)
+    formats = overrides_of(config.quantization, target_name)
+    return _laid_out(model, source, rows, formats, towers, dropped)
 
 
 def drafter_layout(source: Source, config: DrafterConfig) -> Layout:
@@ -146,23 +148,20 @@ def drafter_layout(source: Source, config: DrafterConfig) -> Layout:
             dropped.append(Dropped(stored, "not needed by a drafter"))
         else:
             rows[stored.name] = Rows.all_of(stored)
-    overrides = {k: v for k, v in (config.quantization or {}).items() if isinstance(v, dict | bool)}
-    return _laid_out(model, source, rows, overrides, [], dropped)
+    return _laid_out(model, source, rows, overrides_of(config.quantization), [], dropped)
 
 
 def _laid_out(
     model: nn.Module,
     source: Source,
     rows: dict[str, Rows],
-    overrides: dict[Any, Any],
+    formats: dict[str | None, Any],
     towers: list[Stored],
     dropped: list[Dropped],
 ) -> Layout:
     unread = {name: _unread(part, source) for name, part in rows.items()}
-    match_weights(model, unread, overrides, source.where)
-    dtype = stored_dtype(unread)
-    # checkpoints hold tensors by name; on the way back they are read in the order they lie in
-    return Layout(model, rows, towers, dropped, dtype)
+    match_weights(model, unread, formats, source.where)
+    return Layout(model, rows, towers, dropped, stored_dtype(unread))
 
 
 def quantized_modules(modules: nn.Module) -> dict[str, dict[str, Any]]:

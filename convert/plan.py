@@ -12,20 +12,18 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import mlx.core as mx
 
 from mlx_mtp.convert.layout import Layout, drafter_layout, target_layout
 from mlx_mtp.convert.parts import PartPlan, plan_part
-from mlx_mtp.convert.recipes import AS_STORED, DEFAULT, DEQUANTIZE, UNQUANTIZED, Options
+from mlx_mtp.convert.recipes import AS_STORED, DEQUANTIZE, Options
 from mlx_mtp.convert.sources import Source, open_drafter, open_source
 from mlx_mtp.errors import UsageError
 from mlx_mtp.model.load import DTYPES
 from mlx_mtp.pair import DrafterConfig, TargetConfig, check_pair
-
-VERSIONED = ("mlx-mtp", "mlx", "mlx-lm")
+from mlx_mtp.versions import versions
 
 
 @dataclass(frozen=True)
@@ -148,11 +146,6 @@ def is_qat(source: Source) -> bool:
     return "qat" in source.label.lower()
 
 
-def versions() -> dict[str, str | None]:
-    """Of the packages that have a say in what is written."""
-    return {name: _version(name) for name in VERSIONED}
-
-
 def resident_bytes() -> int:
     """Memory that this process has taken at most so far."""
     status = Path("/proc/self/status")
@@ -234,13 +227,6 @@ def _check_patterns(plan: Plan) -> None:
             )
 
 
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:  # a source tree that was never installed
-        return None
-
-
 def parts_of(plan: PartPlan) -> Iterator[tuple[str, int, int, int, int]]:
     """The plan's table: (part, tensors, weights, bytes in, bytes out), in stored order."""
     rows: dict[str, list[int]] = {}
@@ -250,6 +236,3 @@ def parts_of(plan: PartPlan) -> Iterator[tuple[str, int, int, int, int]]:
             row[index] += value
     for part, (count, elements, before, after) in rows.items():
         yield part, count, elements, before, after
-
-
-__all__ = ["DEFAULT", "UNQUANTIZED", "Plan", "make_plan", "parts_of", "resident_bytes", "versions"]

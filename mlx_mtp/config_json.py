@@ -9,6 +9,7 @@ configs whose text keys stand at the top level. Defaults are those of transforme
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, TypeVar
 
@@ -289,3 +290,15 @@ def _full_attention_heads(text: Fields, flat: dict[str, Any]) -> dict[str, int |
         "global_head_dim": head_dim,
         "num_global_key_value_heads": kv_heads if flat["attention_k_eq_v"] else None,
     }
+
+
+def overrides_of(
+    quantization: dict[str, Any] | None, module: Callable[[str], str | None] = str
+) -> dict[str | None, Any]:
+    """What a config's quantization block says of single modules.
+
+    Args:
+        module: a name there -> the module's; None: one that is not loaded.
+    """
+    block = quantization or {}
+    return {module(name): value for name, value in block.items() if isinstance(value, dict | bool)}

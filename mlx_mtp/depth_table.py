@@ -10,8 +10,6 @@ import json
 import logging
 import os
 import platform
-import secrets
-from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_mtp.files import fingerprint
+from mlx_mtp.files import fingerprint, replace_text
 
 CACHE_VARIABLE = "MLX_MTP_CACHE"
 """Environment variable that names the cache folder; the user's own by default."""
@@ -58,15 +56,11 @@ class DepthTable:
 
     def write(self, document: dict[str, Any]) -> None:
         """Keep a document instead of the one there is, as a whole."""
-        partial = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(document))
-            partial.replace(self.path)
+            replace_text(self.path, json.dumps(document), synced=False)
         except OSError as error:
             log.info("Round costs are not kept: %s", error)
-            with suppress(OSError):
-                partial.unlink()
 
 
 def _cache_folder() -> Path:

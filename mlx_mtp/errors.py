@@ -4,6 +4,14 @@ Every message is one sentence of what is wrong; ``hint`` is one sentence of what
 The command line prints both and leaves with ``exit_code``; a library user catches `MlxMtpError`.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+MAX_NAMED = 12
+"""Known names that a hint lists at most."""
+
 
 class MlxMtpError(Exception):
     """Base of all errors this package raises on purpose.
@@ -52,3 +60,19 @@ class VerificationError(MlxMtpError):
     """Something that was written or generated is not what it must be."""
 
     exit_code = 7
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant: the one it begins, or the most alike."""
+    names = list(known)
+    begun = [one for one in names if name and one.startswith(name)]
+    return next(iter(begun or get_close_matches(name, names, n=1)), None)
+
+
+def nearest_hint(name: str, known: Iterable[str]) -> str:
+    """What to say about an unknown name: the nearest known one, else the known ones."""
+    names = list(known)
+    if near := nearest(name, names):
+        return f"Did you mean {near}?"
+    more = " and others" if len(names) > MAX_NAMED else ""
+    return f"Known: {', '.join(names[:MAX_NAMED])}{more}."

@@ -7,7 +7,6 @@ The tokenizer and the detokenizers are mlx-lm's; what is ours is what happens ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from mlx_lm.tokenizer_utils import (
 )
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
-from mlx_mtp.errors import ModelNotFoundError, UsageError
+from mlx_mtp.errors import ModelNotFoundError, UsageError, nearest_hint
 from mlx_mtp.types import Message
 
 ROLES = ("system", "developer", "user", "assistant", "model", "tool")
@@ -283,8 +282,7 @@ def _checked_message(message: Message, n: int) -> Message:
     if role is None:
         raise UsageError(f"Message {n} has no role.", f"Known: {', '.join(ROLES)}.")
     if role not in ROLES:
-        near = get_close_matches(str(role), ROLES, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(ROLES)}."
+        hint = nearest_hint(str(role), ROLES)
         raise UsageError(f"Message {n} has the unknown role {role!r}.", hint)
     content = message.get("content")
     if isinstance(content, str) or (content is None and message.get("tool_calls")):

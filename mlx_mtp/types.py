@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any, Literal
 
-from mlx_mtp.errors import UsageError
+from mlx_mtp.errors import UsageError, nearest_hint
 
 MAX_DEPTH = 7
 """Most tokens drafted in one round (a verify of 8 tokens stays on MLX's fused attention)."""
@@ -74,9 +73,9 @@ class SamplingParams:
         known = [item.name for item in fields(cls)]
         for key in values:
             if key not in known:
-                near = get_close_matches(key, known, n=1)
-                hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}."
-                raise UsageError(f"Unknown sampling parameter {key!r}.", hint)
+                raise UsageError(
+                    f"Unknown sampling parameter {key!r}.", nearest_hint(str(key), known)
+                )
         return cls(**values)
 
 

@@ -16,9 +16,9 @@ from mlx_mtp.batch.rows import (
     bad_row,
     prompt_row,
 )
-from mlx_mtp.batch.template import Template, nearest_hint, parse_template
+from mlx_mtp.batch.template import Template, parse_template
 from mlx_mtp.batch.text_sources import MAX_RECORD_BYTES, Source, decoded, too_long
-from mlx_mtp.errors import UsageError
+from mlx_mtp.errors import UsageError, nearest_hint
 
 PROMPT_COLUMNS = ("prompt", "text")
 """What is the prompt where nothing says so: the first of these that there is."""

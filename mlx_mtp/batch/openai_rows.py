@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlx_mtp.batch.rows import Row, RowOptions, checked_messages, make_row
-from mlx_mtp.batch.template import nearest_hint
-from mlx_mtp.errors import UsageError
+from mlx_mtp.errors import UsageError, nearest_hint
 
 URL = "/v1/chat/completions"
 

@@ -12,8 +12,7 @@ from hashlib import sha256
 from typing import Any, TextIO
 
 from mlx_mtp.batch.openai_rows import openai_record
-from mlx_mtp.batch.template import nearest_hint
-from mlx_mtp.errors import UsageError
+from mlx_mtp.errors import UsageError, nearest_hint
 from mlx_mtp.types import Result
 
 OUTPUT_FORMATS = ("simple", "openai", "csv")

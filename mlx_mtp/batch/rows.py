@@ -14,8 +14,8 @@ from hashlib import sha256
 from typing import Any
 from unicodedata import category
 
-from mlx_mtp.batch.template import nearest_hint, parse_template
-from mlx_mtp.errors import UsageError
+from mlx_mtp.batch.template import parse_template
+from mlx_mtp.errors import UsageError, nearest_hint
 from mlx_mtp.types import Message, SamplingParams
 
 ROLES = ("system", "developer", "user", "assistant", "model", "tool")

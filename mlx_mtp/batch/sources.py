@@ -24,7 +24,7 @@ from mlx_mtp.batch.rows import (
     printable,
     prompt_row,
 )
-from mlx_mtp.batch.template import nearest_hint, parse_template
+from mlx_mtp.batch.template import parse_template
 from mlx_mtp.batch.text_sources import (
     MAX_RECORD_BYTES,
     JsonlSource,
@@ -33,7 +33,7 @@ from mlx_mtp.batch.text_sources import (
     decoded,
     unreadable,
 )
-from mlx_mtp.errors import ResourceError, UsageError
+from mlx_mtp.errors import ResourceError, UsageError, nearest_hint
 
 __all__ = ["SOURCE_KINDS", "FolderSource", "Source", "open_source"]
 

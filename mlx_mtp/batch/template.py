@@ -8,13 +8,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
-from mlx_mtp.errors import UsageError
+from mlx_mtp.errors import UsageError, nearest_hint
 
-_MAX_NAMED = 12
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
@@ -65,15 +63,6 @@ def parse_template(text: str) -> Template:
                 "Write {name} for a field and {{ or }} for a brace.",
             )
     return Template((*parts, literal + text[end:]))
-
-
-def nearest_hint(name: str, known: Iterable[str]) -> str:
-    """What to say about an unknown name: the nearest known one, else the known ones."""
-    names = list(known)
-    if near := get_close_matches(name, names, n=1):
-        return f"Did you mean {near[0]}?"
-    more = " and others" if len(names) > _MAX_NAMED else ""
-    return f"Known: {', '.join(names[:_MAX_NAMED])}{more}."
 
 
 def _field_text(name: str, value: Any) -> str:

@@ -4,7 +4,7 @@ conversation. Writes to the screen it is given; reads no keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -12,12 +12,12 @@ from mlx_mtp.chat.attach import as_text
 from mlx_mtp.chat.figures import chart, gigabytes, long_stats_line, thousands, turns
 from mlx_mtp.chat.render import Screen
 from mlx_mtp.chat.session import ChatSession
-from mlx_mtp.chat.settings import SETTINGS, THINKING, nearest
+from mlx_mtp.chat.settings import SETTINGS, THINKING
 from mlx_mtp.chat.store import Store, save_copy
-from mlx_mtp.errors import UsageError
+from mlx_mtp.errors import UsageError, nearest
 from mlx_mtp.types import Chunk
 
-Outcome = Iterator[Chunk] | Literal["leave", "edit"] | None
+Outcome = Generator[Chunk] | Literal["leave", "edit"] | None
 """A reply to show, leave, open the editor, or nothing more to do."""
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from mlx_mtp.errors import UsageError
+from mlx_mtp.errors import UsageError, nearest_hint
 from mlx_mtp.types import MAX_DEPTH, MAX_TEMPERATURE, SamplingParams
 
 Thinking = Literal["show", "hide", "off"]
@@ -90,16 +89,7 @@ def setting(name: str) -> Setting:
         if one.name == name:
             return one
     names = [one.name for one in SETTINGS]
-    near = nearest(name, names)
-    hint = f"Did you mean {near}?" if near else f"Known: {', '.join(names)}."
-    raise UsageError(f"There is no setting {name!r}.", hint)
-
-
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant: the one it begins, or the most alike."""
-    known = list(names)
-    begun = [one for one in known if name and one.startswith(name)]
-    return next(iter(begun or get_close_matches(name, known, n=1)), None)
+    raise UsageError(f"There is no setting {name!r}.", nearest_hint(name, names))
 
 
 def _number(kind: type[int] | type[float], low: float, high: float | None) -> Callable[[str], Any]:
@@ -171,8 +161,3 @@ SETTINGS = (
     Setting("draft_depth", _depth, f"auto or a whole number from 0 to {MAX_DEPTH}", "auto"),
     Setting("thinking", _word(*THINKING), "show, hide or off", "off"),
 )
-assert {one.name for one in SETTINGS} == {
-    *(item.name for item in fields(SamplingParams)),
-    "draft_depth",
-    "thinking",
-}

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_mtp.errors import ResourceError, UsageError
+from mlx_mtp.files import replace_text
 from mlx_mtp.types import Message
 
 HOME_VARIABLE = "MLX_MTP_HOME"
@@ -167,19 +168,10 @@ def read(path: Path) -> Saved:
 
 def write_private(path: Path, text: str) -> None:
     """Write a file in one piece that only this user can read. Raises ResourceError."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w", encoding="utf-8", errors="surrogatepass") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(descriptor)
-        os.replace(partial, path)
+        replace_text(path, text, private=True)
     except OSError as error:
         raise _unwritable(path, error) from error
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def as_markdown(saved: Saved) -> str:

@@ -26,6 +26,7 @@ from mlx_mtp.cli.options import (
     DrafterOption,
     JsonFlag,
     MaxTokensOption,
+    MemoryLimitOption,
     MinPOption,
     ModelOption,
     QuietFlag,
@@ -38,6 +39,7 @@ from mlx_mtp.cli.options import (
     console_of,
     depth_choice,
     drafter_choice,
+    memory_bytes,
 )
 from mlx_mtp.cli.progress import duration, savings, show_progress
 from mlx_mtp.errors import UsageError
@@ -83,13 +85,7 @@ def batch(
             help=f"Rows that decode together, 1 to {MAX_ROWS}; auto takes what memory allows.",
         ),
     ] = "auto",
-    memory_limit: Annotated[
-        float | None,
-        typer.Option(
-            metavar="GB",
-            help="Memory for weights and rows. [default: what the GPU recommends, or all RAM]",
-        ),
-    ] = None,
+    memory_limit: MemoryLimitOption = None,
     input_format: Annotated[
         Literal["auto", "jsonl", "csv", "lines", "folder"],
         typer.Option(help="How INPUT is written; auto goes by its name and first byte."),
@@ -153,8 +149,7 @@ def batch(
     console = console_of(context)
     console.start_logging()
     depth, size, target = depth_choice(draft_depth), _batch_size(batch_size), _output(output)
-    if memory_limit is not None and not 0 < memory_limit < 1e9:
-        raise UsageError(f"The memory limit is {memory_limit:g} GB.", "Give a positive number.")
+    limit = memory_bytes(memory_limit)
     params = SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -196,7 +191,6 @@ def batch(
         if left:
             from mlx_mtp import load
 
-            limit = None if memory_limit is None else int(memory_limit * 1e9)
             llm = load(model, drafter=drafter_choice(drafter), memory_limit=limit)
             run = llm.run_stats
             for warning in llm.warnings:

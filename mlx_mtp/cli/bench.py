@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -18,12 +19,14 @@ from mlx_mtp.cli.options import (
     DebugFlag,
     DrafterOption,
     JsonFlag,
+    MemoryLimitOption,
     ModelArgument,
     QuietFlag,
     VerboseFlag,
     console_of,
     depth_choice,
     drafter_choice,
+    memory_bytes,
 )
 from mlx_mtp.errors import UsageError
 from mlx_mtp.types import MAX_DEPTH, MAX_ROWS, SamplingParams
@@ -116,13 +119,7 @@ def bench(
             "[default: real drafts]",
         ),
     ] = None,
-    memory_limit: Annotated[
-        float | None,
-        typer.Option(
-            metavar="GB",
-            help="Memory for weights and rows. [default: what the GPU recommends, or all RAM]",
-        ),
-    ] = None,
+    memory_limit: MemoryLimitOption = None,
     plot: Annotated[
         str | None,
         typer.Option(
@@ -156,8 +153,7 @@ def bench(
     repeats = preset.repeat if repeat is None else repeat
     if repeats < 1:
         raise UsageError(f"{repeats} runs give no median.", "Give --repeat 1 or more.")
-    if memory_limit is not None and not 0 < memory_limit < 1e9:
-        raise UsageError(f"The memory limit is {memory_limit:g} GB.", "Give a positive number.")
+    limit = memory_bytes(memory_limit)
     chosen = drafter_choice(drafter)
 
     from mlx_mtp.measure.prompts import built_in, read_prompts
@@ -185,7 +181,6 @@ def bench(
 
     from mlx_mtp import load
 
-    limit = None if memory_limit is None else int(memory_limit * 1e9)
     llm = load(model, drafter=chosen, memory_limit=limit)
     for warning in llm.warnings:
         console.warn(warning)
@@ -249,13 +244,14 @@ def _run(console: Console, work: Bench) -> bool:
 
 
 def _report(work: Bench, interrupted: bool) -> Report:
-    from mlx_mtp.measure.machine import this_machine, versions
+    from mlx_mtp.measure.machine import this_machine
     from mlx_mtp.measure.report import Report, Subject
+    from mlx_mtp.versions import versions
 
     return Report(
         subject=Subject.of(work.llm),
         machine=this_machine(),
-        versions=versions(),
+        versions=versions() | {"python": platform.python_version()},
         options=work.options,
         prompts=work.prompts,
         cells=tuple(work.cells()),

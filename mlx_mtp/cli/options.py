@@ -124,6 +124,13 @@ SeedOption = Annotated[
     int | None,
     typer.Option(metavar="S", help="Seed of the sampling, 0 to 4294967295. [default: drawn]"),
 ]
+MemoryLimitOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="GB",
+        help="Memory for weights and rows. [default: what the GPU recommends, or all RAM]",
+    ),
+]
 SystemOption = Annotated[
     str | None, typer.Option(metavar="TEXT", help="System prompt. [default: none]")
 ]
@@ -132,6 +139,15 @@ SystemOption = Annotated[
 def drafter_choice(value: str) -> str | None:
     """``none`` is no drafter; anything else is passed on."""
     return None if value == NO_DRAFTER else value
+
+
+def memory_bytes(limit: float | None) -> int | None:
+    """A limit in GB as bytes. Raises UsageError."""
+    if limit is None:
+        return None
+    if not 0 < limit < 1e9:
+        raise UsageError(f"The memory limit is {limit:g} GB.", "Give a positive number.")
+    return int(limit * 1e9)
 
 
 def depth_choice(value: str) -> int | Literal["auto"]:

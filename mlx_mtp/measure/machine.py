@@ -1,15 +1,13 @@
-"""What figures were measured on. Owns: the machine and the versions, in words."""
+"""What figures were measured on. Owns: the machine, in words."""
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 import mlx.core as mx
 
-PACKAGES = ("mlx", "mlx-lm", "mlx-mtp")
+from mlx_mtp.model.memory import ram_bytes
 
 
 @dataclass(frozen=True)
@@ -36,20 +34,7 @@ class Machine:
 def this_machine() -> Machine:
     device = "gpu" if mx.default_device().type == mx.DeviceType.gpu else "cpu"
     chip = mx.device_info().get("device_name") or platform.processor() or platform.machine()
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Machine(str(chip), _os_name(), memory, device)
-
-
-def versions() -> dict[str, str | None]:
-    """Of MLX, mlx-lm, this package and Python; None for what was never installed."""
-    return {name: _version(name) for name in PACKAGES} | {"python": platform.python_version()}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    return Machine(str(chip), _os_name(), ram_bytes(), device)
 
 
 def _os_name() -> str:

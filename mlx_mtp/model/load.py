@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import gemma4
 from mlx_lm.utils import infer_quant_config
 
-from mlx_mtp.config_json import QUANTIZATION_MODES
+from mlx_mtp.config_json import QUANTIZATION_MODES, overrides_of
 from mlx_mtp.errors import (
     IncompatibleError,
     ModelNotFoundError,
@@ -64,7 +64,7 @@ def load_target(
             embedding table, of that table's scales where it is quantized, of its final norm
             where the scales are bytes.
         lazy: leave the tensors unread, and experts in the activation dtype whatever the backend
-            can compute: for writing them, not for running them.
+            can compute: for checking a model, not for running it.
         limit: bytes that the tensors may take; None sets no limit.
 
     Raises:
@@ -82,12 +82,7 @@ def load_target(
     except (ValueError, IndexError) as error:
         raise IncompatibleError(f"{path}: its experts have an odd shape.", _AGAIN) from error
     stored.clear()  # it would keep every tensor in memory beside what it is cast to
-    overrides = {
-        target_name(name): value
-        for name, value in (config.quantization or {}).items()
-        if isinstance(value, dict | bool)
-    }
-    match_weights(model, weights, overrides, path)
+    match_weights(model, weights, overrides_of(config.quantization, target_name), path)
     activation = DTYPES[dtype] if dtype else stored_dtype(weights)
     weights = _cast(weights, activation)
     if not lazy and activation != mx.float32 and mx.default_device() == mx.cpu:
@@ -117,8 +112,7 @@ def load_drafter(
         for name, array in read_weights(path).items()
         if not unused_by_drafter(name, config.use_ordered_embeddings)
     }
-    overrides = {k: v for k, v in (config.quantization or {}).items() if isinstance(v, dict | bool)}
-    match_weights(model, weights, overrides, path)
+    match_weights(model, weights, overrides_of(config.quantization), path)
     ordering = "masked_embedding.token_ordering"
     if ordering in weights:
         weights[ordering] = _checked_ordering(weights[ordering], path)

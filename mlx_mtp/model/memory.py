@@ -113,4 +113,9 @@ def device_limit() -> int:
     recommended = mx.device_info().get("max_recommended_working_set_size")
     if recommended is not None:
         return int(recommended)
+    return ram_bytes()
+
+
+def ram_bytes() -> int:
+    """The machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,12 @@ from mlx_mtp.chat.input import edit, is_open, unquoted
 from mlx_mtp.chat.settings import SETTINGS, Settings
 from mlx_mtp.chat.store import Saved, Store, read, save_copy
 from mlx_mtp.errors import ResourceError, UsageError
-from mlx_mtp.types import RequestStats
+from mlx_mtp.types import RequestStats, SamplingParams
+
+
+def test_every_sampling_parameter_can_be_set() -> None:
+    own = {item.name for item in fields(SamplingParams)}
+    assert {one.name for one in SETTINGS} == own | {"draft_depth", "thinking"}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ FLOORS: dict[str, int] = {
     "mlx_mtp.hub_client": 2,
     "mlx_mtp.pair": 2,
     "mlx_mtp.types": 2,
+    "mlx_mtp.versions": 2,
     "mlx_mtp.model": 3,
     "mlx_mtp.tokenizer": 3,
     "mlx_mtp.decode": 4,
