@@ -4,7 +4,7 @@ what each of them prefilled, and leaving the row in order however a turn ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 from mlx_mtp.answer import Answer
@@ -90,7 +90,7 @@ class Session:
         *,
         draft_depth: Depth = "auto",
         thinking: bool = False,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk]:
         """Answer a conversation as it is produced; closing the iterator stops it.
 
         Args:

@@ -62,6 +62,11 @@ def chart(stats: RequestStats) -> list[str]:
     return lines
 
 
+def parked_note(why: str) -> str:
+    """What to say where drafting does not pay."""
+    return f"decoding plainly, as drafting does not pay here: {why}"
+
+
 def idle_drafter(stats: RequestStats, *, could_draft: bool) -> str | None:
     """A draft path that never runs looks like one that works, only slower: what to say of it.
 

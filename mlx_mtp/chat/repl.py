@@ -5,12 +5,19 @@ what Ctrl-C does while a reply comes.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 from mlx_mtp import __version__
 from mlx_mtp.chat.commands import Commands
-from mlx_mtp.chat.figures import gigabytes, idle_drafter, long_stats_line, thousands, turns
+from mlx_mtp.chat.figures import (
+    gigabytes,
+    idle_drafter,
+    long_stats_line,
+    parked_note,
+    thousands,
+    turns,
+)
 from mlx_mtp.chat.input import Reader, edit, unquoted
 from mlx_mtp.chat.render import PROMPT, ReplyView, Screen
 from mlx_mtp.chat.session import ChatSession
@@ -91,7 +98,7 @@ class Repl:
 
     # A reply.
 
-    def _show(self, begin: Callable[[], Iterator[Chunk]]) -> None:
+    def _show(self, begin: Callable[[], Generator[Chunk]]) -> None:
         """Stream a reply and say how it went. Raises MlxMtpError as it does."""
         view = ReplyView(self.screen, self.chat.settings.thinking == "show")
         name = self.chat.saved.id
@@ -104,7 +111,7 @@ class Repl:
                 pass
             finally:
                 view.finish()
-                chunks.close()  # type: ignore[attr-defined]
+                chunks.close()
         self._say_how_it_went()
         if self.chat.saved.id != name:  # a summary, or another process wrote to the same one
             self.screen.note(f"[goes on as {self.chat.saved.id}; {name} stays as it is]")
@@ -126,7 +133,7 @@ class Repl:
             self.screen.note(f"[cut off: {why}]")
         could_draft = chat.llm.drafter is not None and chat.settings.draft_depth != 0
         if could_draft and chat.settings.draft_depth == "auto" and chat.llm.parked:
-            self.screen.note(f"decoding plainly, as drafting does not pay here: {chat.llm.parked}")
+            self.screen.note(parked_note(chat.llm.parked))
         elif chat.finish_reason != "cancelled" and (
             warning := idle_drafter(stats, could_draft=could_draft)
         ):

@@ -5,7 +5,7 @@ making room in the context, and keeping it all on the disk. Knows no terminal.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -104,7 +104,7 @@ class ChatSession:
 
     # Turns.
 
-    def ask(self, text: str) -> Iterator[Chunk]:
+    def ask(self, text: str) -> Generator[Chunk]:
         """Say something and stream the reply. Raises as `reply`; then nothing was said."""
         before, said = self.messages, "".join(self.attached) + text
         head = before
@@ -120,7 +120,7 @@ class ChatSession:
         self.attached = []
         return chunks
 
-    def reply(self, *, new_seed: bool = False) -> Iterator[Chunk]:
+    def reply(self, *, new_seed: bool = False) -> Generator[Chunk]:
         """Stream a reply to the last message; it becomes part of the conversation as it comes.
 
         Args:
@@ -148,7 +148,7 @@ class ChatSession:
         """End the reply under way after its present round; a signal handler may call it."""
         self._row.stop()
 
-    def regenerate(self) -> Iterator[Chunk]:
+    def regenerate(self) -> Generator[Chunk]:
         """Another reply to the last message. Raises as `reply`."""
         if self.messages and self.messages[-1]["role"] == "assistant":
             self.saved.messages = self.messages[:-1]
@@ -190,7 +190,7 @@ class ChatSession:
         self._branch(head + self.messages[places[turns] :])
         return turns
 
-    def compact(self) -> Iterator[Chunk]:
+    def compact(self) -> Generator[Chunk]:
         """Have the model summarise the conversation; streams the summary, which then stands in
         its place. The saved conversation stays; this one goes on under a new id.
 
@@ -204,7 +204,7 @@ class ChatSession:
         chunks = self._row.send(asked, params, draft_depth=self.settings.draft_depth)
         return self._summarise(chunks)
 
-    def _summarise(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    def _summarise(self, chunks: Generator[Chunk]) -> Generator[Chunk]:
         text = ""
         self.stats, self.finish_reason = RequestStats(), None
         for chunk in chunks:
@@ -251,7 +251,7 @@ class ChatSession:
         self._row.close()
         self.save()
 
-    def _receive(self, chunks: Iterator[Chunk], seed: int | None) -> Iterator[Chunk]:
+    def _receive(self, chunks: Generator[Chunk], seed: int | None) -> Generator[Chunk]:
         messages, thinking = self.messages, ""
         place = len(messages)
         self.stats, self.finish_reason = RequestStats(), None

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from mlx_mtp.chat.figures import idle_drafter, stats_line
+from mlx_mtp.chat.figures import idle_drafter, parked_note, stats_line
 from mlx_mtp.chat.settings import Settings
 from mlx_mtp.cli.console import Console
 from mlx_mtp.errors import UsageError
@@ -61,7 +61,7 @@ def answer(
     console.note("  " + stats_line(reply.stats))
     could_draft = llm.drafter is not None and depth != 0 and reply.finish_reason != "cancelled"
     if depth == "auto" and llm.parked:
-        console.note(f"  decoding plainly, as drafting does not pay here: {llm.parked}")
+        console.note(f"  {parked_note(llm.parked)}")
     elif warning := idle_drafter(reply.stats, could_draft=could_draft):
         console.warn(warning)
     return reply.finish_reason != "cancelled"
