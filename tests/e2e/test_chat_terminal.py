@@ -104,6 +104,8 @@ def test_a_whole_conversation(tmp_path: Path) -> None:
 def test_a_killed_conversation_goes_on(tmp_path: Path) -> None:
     options = ("chat", "pocket", "--temperature", "0", "--draft-depth", "1")
     with Terminal(*options, home=tmp_path) as terminal:
+        terminal.say("/set ignore_eos on")  # so that it cannot end before it is killed
+        terminal.expect("ignore_eos +on")
         terminal.say("Count from 1 to 300.")
         terminal.expect("3, 4, 5")
         time.sleep(0.5)
@@ -122,6 +124,8 @@ def test_a_killed_conversation_goes_on(tmp_path: Path) -> None:
         terminal.expect(r"\[stopped: type to continue")
         terminal.say("/set")
         terminal.expect("temperature +0.0")
+        terminal.say("/set ignore_eos off")
+        terminal.expect("ignore_eos +off")
         terminal.say("Spell banana.")
         terminal.expect(r"context \d+/4.0k")
         terminal.say("Count from 1 to 300.")
