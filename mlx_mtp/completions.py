@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import Literal
 
 from mlx_mtp.answer import Answer, failed
 from mlx_mtp.decode.engine import Engine
 from mlx_mtp.errors import UsageError
-from mlx_mtp.types import Request, Result
+from mlx_mtp.types import MAX_ROWS, Request, Result
+
+BatchSize = int | Literal["auto"]
+"""Rows that decode together; "auto": MAX_ROWS, as far as memory goes."""
 
 
 class Completions(Iterator[Result]):
@@ -97,3 +101,15 @@ class Completions(Iterator[Result]):
                 self._running[self._engine.add(answer.job)] = (number, answer)
             except UsageError as error:
                 yield number, failed(request, error)
+
+
+def rows_asked(batch_size: BatchSize) -> int:
+    """Most rows that decode together. Raises UsageError."""
+    if batch_size == "auto":
+        return MAX_ROWS
+    is_number = isinstance(batch_size, int) and not isinstance(batch_size, bool)
+    if is_number and 1 <= batch_size <= MAX_ROWS:
+        return batch_size
+    raise UsageError(
+        f"batch_size is {batch_size!r}.", f'Give "auto" or a whole number from 1 to {MAX_ROWS}.'
+    )

@@ -10,12 +10,11 @@ from itertools import chain, islice
 from operator import index
 from pathlib import Path
 from threading import Lock
-from typing import Literal
 
 import mlx.core as mx
 
 from mlx_mtp.answer import Answer, Prompt, as_request, numbered
-from mlx_mtp.completions import Completions
+from mlx_mtp.completions import BatchSize, Completions, rows_asked
 from mlx_mtp.decode.depth import DepthController
 from mlx_mtp.decode.engine import Engine
 from mlx_mtp.decode.policy import Depth, DepthPolicy, policy_for
@@ -28,10 +27,8 @@ from mlx_mtp.model.memory import MemoryBudget
 from mlx_mtp.model.target import Target
 from mlx_mtp.session import Session
 from mlx_mtp.tokenizer import Tokenizer
-from mlx_mtp.types import MAX_ROWS, Chunk, Request, Result, RunStats, SamplingParams
+from mlx_mtp.types import EXACT_DEPTH, MAX_ROWS, Chunk, Request, Result, RunStats, SamplingParams
 from mlx_mtp.worker import Handle, Worker
-
-BatchSize = int | Literal["auto"]
 
 
 class LLM:
@@ -43,7 +40,10 @@ class LLM:
         model_name, drafter_name: as they were found; drafter_name is None without a drafter.
         defaults: what the model's generation_config asks for.
         memory: what rows and contexts are admitted within.
-        controller: chooses the depth at draft_depth "auto".
+        controller, exact_controller: choose the depth at draft_depth "auto"; the second one where
+            decoding is exact.
+        exact: calls from now on decode so that drafts change no bit on any chip, which takes more
+            time: see the exact rounds of decode/round.py.
         warnings: what the user should know about this pair, one sentence each.
         run_stats: counts since load or `reset_run_stats`.
     """
@@ -60,6 +60,7 @@ class LLM:
         memory: MemoryBudget,
         warnings: Sequence[str] = (),
         depth_table: DepthTable | None = None,
+        exact: bool = False,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -69,8 +70,11 @@ class LLM:
         self.defaults = defaults
         self.memory = memory
         self._depth_table = depth_table
+        self.exact = exact
         known = None if depth_table is None else depth_table.read()
-        self.controller = DepthController.from_json(target.config.family, known)
+        family, own = target.config.family, known.get("exact") if isinstance(known, dict) else None
+        self.controller = DepthController.from_json(family, known)
+        self.exact_controller = DepthController.from_json(family, own, EXACT_DEPTH)
         self.warnings = list(warnings)
         self.run_stats = RunStats()
         self._tokenizer: Tokenizer | None = None
@@ -90,14 +94,15 @@ class LLM:
     @property
     def parked(self) -> str | None:
         """Why drafts do not pay at present, in words; None while they do or nothing drafts."""
-        return None if self.drafter is None else self.controller.parked
+        return None if self.drafter is None else self._controller.parked
 
     def keep_costs(self) -> None:
         """Write down round costs and how experts are run, for the next time this pair is loaded
         on this machine; done after every call that decodes."""
         if self._depth_table is not None:
-            strategy = list(self.target.experts.strategy)
-            self._depth_table.write({**self.controller.to_json(), "experts": strategy})
+            strategy, exact = list(self.target.experts.strategy), self.exact_controller.to_json()
+            more = {"experts": strategy, "exact": exact}
+            self._depth_table.write({**self.controller.to_json(), **more})
 
     def reset_run_stats(self) -> None:
         """Start counting anew."""
@@ -300,25 +305,25 @@ class LLM:
         prefixes: Prefixes | None = None,
     ) -> Engine:
         """An engine of at most `rows` rows, and no more than there is work for."""
-        if rows == "auto":
-            rows = MAX_ROWS
-        if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= MAX_ROWS:
-            raise UsageError(
-                f"batch_size is {rows!r}.",
-                f'Give "auto" or a whole number from 1 to {MAX_ROWS}.',
-            )
+        most = rows_asked(rows)
         return Engine(
             self.target,
             self.drafter,
             self._depth_policy(draft_depth),
-            rows=max(1, min(rows, work)),
-            prefill_ahead=work > rows,
+            rows=max(1, min(most, work)),
+            prefill_ahead=work > most,
             suppress=self.defaults.suppress_tokens,
             stats=self.run_stats,
             budget=self.memory,
             prefixes=prefixes,
+            exact=self.exact,
         )
+
+    @property
+    def _controller(self) -> DepthController:
+        return self.exact_controller if self.exact else self.controller
 
     def _depth_policy(self, draft_depth: Depth) -> DepthPolicy:
         """What chooses the depth; "auto" is one controller for all calls: it goes on learning."""
-        return policy_for(draft_depth, self.controller, can_draft=self.drafter is not None)
+        can_draft = self.drafter is not None
+        return policy_for(draft_depth, self._controller, can_draft=can_draft, exact=self.exact)

@@ -30,6 +30,7 @@ def load(
     *,
     draft_position: DraftPosition = "bonus",
     memory_limit: int | None = None,
+    exact: bool = False,
 ) -> LLM:
     """Load a target and its drafter.
 
@@ -41,6 +42,7 @@ def load(
         draft_position: see model.drafter.Drafter.
         memory_limit: bytes that weights, K/V and activations may take together; None: the GPU's
             recommended working set, or all RAM on the CPU. Rows and contexts are admitted within.
+        exact: decode so that drafts change no bit on any chip, at a price; see LLM.
 
     Raises:
         ModelNotFoundError: not found, gated, incomplete or damaged.
@@ -97,6 +99,7 @@ def load(
         memory=memory,
         warnings=warnings,
         depth_table=depth_table,
+        exact=exact,
     )
 
 

@@ -14,6 +14,14 @@ from mlx_mtp.errors import UsageError, nearest_hint
 MAX_DEPTH = 7
 """Most tokens drafted in one round (a verify of 8 tokens stays on MLX's fused attention)."""
 
+EXACT_DEPTH = 4
+"""Most tokens drafted in one round where kernels must not change: a verify of 5 tokens is one pass
+over the weights in MLX's quantized kernels for few rows, and below the size from which they differ
+on all chips."""
+
+EXACT_TOKENS = EXACT_DEPTH + 1
+"""Tokens of each forward of a round there, in plain decoding, too."""
+
 MAX_ROWS = 8
 """Most requests that decode together."""
 
@@ -212,7 +220,7 @@ class RunStats:
 
     Attributes:
         target_forwards: verify passes (a round is one).
-        target_tokens: tokens put through the target in them, over all rows.
+        target_tokens: tokens put through the target in them, over all rows, padding included.
         drafter_forwards: draft steps, each for all rows at once.
         host_reads: device-to-host reads of rounds.
         prefill_reads: device-to-host reads of finished prefills.

@@ -154,7 +154,7 @@ def printable(text: str) -> str:
     )
 
 
-def row_key(row: Row, model: str, thinking: bool) -> str:
+def row_key(row: Row, model: str, thinking: bool, *, exact: bool = False) -> str:
     """32 hex digits that change with anything that could change the row's answer."""
     asked = {
         "model": model,
@@ -162,6 +162,7 @@ def row_key(row: Row, model: str, thinking: bool) -> str:
         "id": row.id,
         "messages": row.messages,
         "params": vars(row.params),  # asdict copies, which takes longer than all the rest
+        **({"exact": True} if exact else {}),  # older journals have no such key
     }
     text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
     return sha256(text.encode()).hexdigest()[:32]

@@ -31,8 +31,8 @@ from mlx_mtp.hub import ModelFiles
 from mlx_mtp.types import MAX_ROWS, Request, RequestStats, Result
 
 if TYPE_CHECKING:  # these load mlx, which takes seconds, and `survey` does without
-    from mlx_mtp.completions import Completions
-    from mlx_mtp.llm import LLM, BatchSize
+    from mlx_mtp.completions import BatchSize, Completions
+    from mlx_mtp.llm import LLM
 
 _SHOWN_ID = 60
 """Characters of an id that a message quotes."""
@@ -261,7 +261,7 @@ class Batch:
 
     def _key(self, row: Row | BadRow) -> str:
         if isinstance(row, Row):
-            return row_key(row, "", self.options.thinking)
+            return row_key(row, "", self.options.thinking, exact=self.options.exact)
         return sha256(f"{row.index}\0{row.id}\0{row.error}".encode()).hexdigest()[:32]
 
     def _batch_size(self) -> BatchSize:
@@ -306,4 +306,4 @@ def _mode(llm: LLM | None, options: BatchOptions) -> str:
         return f"at the end plain, as drafting did not pay: {llm.parked}"
     if not llm.run_stats.drafted:
         return "plain: nothing was drafted"
-    return f"drafted by {llm.drafter_name}"
+    return f"drafted by {llm.drafter_name}{', exact' if llm.exact else ''}"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from mlx_mtp.batch.rows import RowOptions
 
 if TYPE_CHECKING:  # loads mlx, which takes seconds
+    from mlx_mtp.completions import BatchSize
     from mlx_mtp.decode.policy import Depth
-    from mlx_mtp.llm import BatchSize
 
 SHOWN_PROBLEMS = 10
 """Broken and failed rows that are named; the others are counted."""
@@ -28,6 +28,7 @@ class BatchOptions:
         skip_invalid: record broken rows as failed instead of refusing the input.
         retry_errors: do rows again that failed in an earlier run.
         thinking: let the model think first.
+        exact: the rows were or will be decoded exactly, which can change an answer on a GPU.
         batch_size: rows that decode together; "auto" goes by memory, and is halved where the last
             run was killed.
         draft_depth: tokens drafted per round.
@@ -40,6 +41,7 @@ class BatchOptions:
     skip_invalid: bool = False
     retry_errors: bool = False
     thinking: bool = False
+    exact: bool = False
     batch_size: BatchSize = "auto"
     draft_depth: Depth = "auto"
 

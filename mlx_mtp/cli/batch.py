@@ -24,6 +24,7 @@ from mlx_mtp.cli.options import (
     DebugFlag,
     DepthOption,
     DrafterOption,
+    ExactFlag,
     JsonFlag,
     MaxTokensOption,
     MemoryLimitOption,
@@ -129,6 +130,7 @@ def batch(
     thinking: Annotated[
         bool, typer.Option("--thinking", help="Let the model think first, if it can.")
     ] = False,
+    exact: ExactFlag = False,
     skip_invalid: Annotated[
         bool,
         typer.Option("--skip-invalid", help="Record broken rows as failed instead of stopping."),
@@ -148,7 +150,11 @@ def batch(
     """
     console = console_of(context)
     console.start_logging()
-    depth, size, target = depth_choice(draft_depth), _batch_size(batch_size), _output(output)
+    depth, size, target = (
+        depth_choice(draft_depth, exact=exact),
+        _batch_size(batch_size),
+        _output(output),
+    )
     limit = memory_bytes(memory_limit)
     params = SamplingParams(
         max_tokens=max_tokens,
@@ -171,6 +177,7 @@ def batch(
         skip_invalid=skip_invalid,
         retry_errors=retry_errors,
         thinking=thinking,
+        exact=exact,
         batch_size=size,
         draft_depth=depth,
     )
@@ -191,7 +198,7 @@ def batch(
         if left:
             from mlx_mtp import load
 
-            llm = load(model, drafter=drafter_choice(drafter), memory_limit=limit)
+            llm = load(model, drafter=drafter_choice(drafter), memory_limit=limit, exact=exact)
             run = llm.run_stats
             for warning in llm.warnings:
                 console.warn(warning)
@@ -208,6 +215,7 @@ def batch(
             "run": asdict(run),
             "model": work.model_name,
             "drafter": work.drafter_name,
+            "exact": exact,
         }
         typer.echo(json.dumps(document, ensure_ascii=False))
     _tell(console, summary, run, output)

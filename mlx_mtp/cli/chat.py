@@ -19,6 +19,7 @@ from mlx_mtp.cli.options import (
     DebugFlag,
     DepthOption,
     DrafterOption,
+    ExactFlag,
     JsonFlag,
     MaxTokensOption,
     MinPOption,
@@ -99,6 +100,7 @@ def chat(
     seed: SeedOption = None,
     thinking: ThinkingOption = "off",
     system: SystemOption = None,
+    exact: ExactFlag = False,
     as_json: JsonFlag = False,
     verbose: VerboseFlag = False,
     quiet: QuietFlag = False,
@@ -122,7 +124,7 @@ def chat(
         "min_p": min_p,
         "stop": tuple(stop or ()),
         "seed": seed,
-        "draft_depth": depth_choice(draft_depth),
+        "draft_depth": depth_choice(draft_depth, exact=exact),
         "thinking": thinking,
     }
     settings = _settings({}, given)
@@ -136,7 +138,7 @@ def chat(
         if saved is not None:
             settings = _settings(saved.settings, given)
             model = model or saved.model
-        llm = _load(model, drafter, console)
+        llm = _load(model, drafter, console, exact=exact)
         raise typer.Exit(_converse(ChatSession(llm, store, settings, saved), system))
     if resume_last or resume is not None:
         raise UsageError(
@@ -144,7 +146,7 @@ def chat(
         )
     first = [{"role": "system", "content": system}] if system else []
     messages = [*first, {"role": "user", "content": read_prompt(prompt)}]
-    llm = _load(model, drafter, console)
+    llm = _load(model, drafter, console, exact=exact)
     if not answer(llm, messages, settings, console, as_json=as_json):
         raise typer.Exit(INTERRUPTED)
 
@@ -166,14 +168,14 @@ def _saved(store: Store, resume_last: bool, resume: str | None) -> Saved | None:
     return store.latest() if resume_last else None
 
 
-def _load(model: str | None, drafter: str, console: Console) -> LLM:
+def _load(model: str | None, drafter: str, console: Console, *, exact: bool) -> LLM:
     if not model:
         model = DEFAULT_MODEL
         console.note(DEMONSTRATION.format(command=f"chat {EXAMPLE_MODEL}"))
 
     from mlx_mtp import load
 
-    llm = load(model, drafter=drafter_choice(drafter))
+    llm = load(model, drafter=drafter_choice(drafter), exact=exact)
     for warning in llm.warnings:
         console.warn(warning)
     return llm

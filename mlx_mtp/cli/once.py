@@ -56,6 +56,7 @@ def answer(
                 "model": llm.model_name,
                 "drafter": llm.drafter_name,
                 "parked": llm.parked,
+                "exact": llm.exact,
             }
         )
     console.note("  " + stats_line(reply.stats))

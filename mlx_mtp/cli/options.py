@@ -9,7 +9,7 @@ import typer
 
 from mlx_mtp.cli.console import Console
 from mlx_mtp.errors import UsageError
-from mlx_mtp.types import MAX_DEPTH
+from mlx_mtp.types import EXACT_DEPTH, MAX_DEPTH
 
 DEFAULT_MODEL = "pocket"
 EXAMPLE_MODEL = "google/gemma-4-E4B-it"
@@ -131,6 +131,14 @@ MemoryLimitOption = Annotated[
         help="Memory for weights and rows. [default: what the GPU recommends, or all RAM]",
     ),
 ]
+ExactFlag = Annotated[
+    bool,
+    typer.Option(
+        "--exact",
+        help=f"Compute the same bits with and without drafts on any chip; slower, depth up to "
+        f"{EXACT_DEPTH}. `mlx-mtp verify` says what it costs.",
+    ),
+]
 SystemOption = Annotated[
     str | None, typer.Option(metavar="TEXT", help="System prompt. [default: none]")
 ]
@@ -150,12 +158,13 @@ def memory_bytes(limit: float | None) -> int | None:
     return int(limit * 1e9)
 
 
-def depth_choice(value: str) -> int | Literal["auto"]:
+def depth_choice(value: str, *, exact: bool = False) -> int | Literal["auto"]:
     """``auto`` or a whole number of drafts per round. Raises UsageError."""
+    most, where = (EXACT_DEPTH, " with --exact") if exact else (MAX_DEPTH, "")
     if value == "auto":
         return "auto"
-    if value.isascii() and value.isdigit() and int(value) <= MAX_DEPTH:
+    if value.isascii() and value.isdigit() and int(value) <= most:
         return int(value)
     raise UsageError(
-        f"The draft depth is {value!r}.", f"Give auto or a whole number from 0 to {MAX_DEPTH}."
+        f"The draft depth is {value!r}.", f"Give auto or a whole number from 0 to {most}{where}."
     )

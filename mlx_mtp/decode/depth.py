@@ -22,6 +22,7 @@ from mlx_mtp.decode.cost import SHADOW, TRIED, CostModel
 from mlx_mtp.decode.outlook import Outlook, fastest, ratios, why_parked
 from mlx_mtp.decode.policy import Plan
 from mlx_mtp.pair import Family
+from mlx_mtp.types import MAX_DEPTH
 
 VERSION = 1
 
@@ -87,10 +88,12 @@ class DepthController:
 
     Args:
         family: of the target; sets what is believed before anything was measured.
+        most: the deepest that it may choose, 1..MAX_DEPTH.
     """
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: Family, most: int = MAX_DEPTH) -> None:
         self.family = family
+        self.most = most
         self._costs = CostModel(family)
         self._acceptance = Acceptance()
         self._rows: dict[int, _Rows] = {}
@@ -114,8 +117,9 @@ class DepthController:
         return Plan(depth, self._shadow(rows, state, outlook) if depth == 0 else 0)
 
     def _outlook(self, rows: int) -> Outlook:
-        tokens = self._acceptance.tokens()
-        costs, doubts = self._costs.table(rows)
+        depths = slice(self.most + 1)
+        tokens = self._acceptance.tokens()[depths]
+        costs, doubts = (values[depths] for values in self._costs.table(rows))
         floors = costs[:1]
         for depth in range(1, len(costs)):
             floor = floors[-1] + DRAFT_FLOOR * costs[0]
@@ -212,7 +216,8 @@ class DepthController:
         all text were like them."""
         if self._acceptance.suspicion < SUSPICION:
             return False
-        speeds = ratios(self._acceptance.suspected_tokens(), outlook.costs)
+        suspected = self._acceptance.suspected_tokens()[: self.most + 1]
+        speeds = ratios(suspected, outlook.costs)
         return max(speeds) > _margin(0, 1) * speeds[0]
 
     def _is_worth_a_shadow(self, rows: int, step: float, outlook: Outlook) -> bool:
@@ -256,9 +261,9 @@ class DepthController:
         return {"version": VERSION, "family": self.family, "cells": self._costs.to_json()}
 
     @classmethod
-    def from_json(cls, family: Family, document: Any) -> DepthController:
+    def from_json(cls, family: Family, document: Any, most: int = MAX_DEPTH) -> DepthController:
         """A controller that starts from `to_json`'s costs; what is no such document is ignored."""
-        controller = cls(family)
+        controller = cls(family, most)
         match document:
             case {"version": int(version), "family": str(name), "cells": list(cells)}:
                 if version == VERSION and name == family:

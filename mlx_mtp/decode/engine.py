@@ -14,19 +14,19 @@ from typing import cast
 import mlx.core as mx
 
 from mlx_mtp.decode.policy import DepthPolicy, Plan
-from mlx_mtp.decode.prefix import Prefixes
+from mlx_mtp.decode.prefix import Prefixes, Unshared
 from mlx_mtp.decode.proposer import Proposer
 from mlx_mtp.decode.request import Job, Progress, Running
 from mlx_mtp.decode.room import Room, is_out_of_memory
-from mlx_mtp.decode.round import Rows, launch, read, run_round
+from mlx_mtp.decode.round import Rows, launch, read, run_round, tokens_verified
 from mlx_mtp.decode.sampling import Sampler
 from mlx_mtp.decode.schedule import Schedule
 from mlx_mtp.errors import MlxMtpError, UsageError, VerificationError
-from mlx_mtp.model.cache import PREFILL_CHUNK
 from mlx_mtp.model.drafter import Drafter
 from mlx_mtp.model.memory import MemoryBudget
+from mlx_mtp.model.span import PREFILL_CHUNK
 from mlx_mtp.model.target import Target
-from mlx_mtp.types import MAX_ROWS, FinishReason, RunStats
+from mlx_mtp.types import EXACT_TOKENS, MAX_ROWS, FinishReason, RunStats
 
 
 class Engine:
@@ -46,6 +46,7 @@ class Engine:
             same bits.
         budget: what rows and contexts are admitted within; None sets no limit.
         prefixes: where prompts find their beginning; None keeps those that several share.
+        exact: exact rounds (decode/round.py), and each prompt is prefilled alone and whole.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Engine:
         prefill_chunk: int = PREFILL_CHUNK,
         budget: MemoryBudget | None = None,
         prefixes: Prefixes | None = None,
+        exact: bool = False,
     ) -> None:
         if not 1 <= rows <= MAX_ROWS:
             raise UsageError(f"A batch of {rows} rows.", f"Give 1 to {MAX_ROWS} rows.")
@@ -70,9 +72,10 @@ class Engine:
         self.suppress = suppress
         self.stats = RunStats() if stats is None else stats
         self.prefill_chunk = min(prefill_chunk, PREFILL_CHUNK)
-        room = Room(target, budget, prefixes)
-        self._schedule = Schedule(room, rows, prefill_ahead, self.stats)
-        self._proposer = Proposer(target, drafter, depth, self.stats)
+        self.exact = exact
+        room = Room(target, budget, Unshared() if exact and prefixes is None else prefixes)
+        self._schedule = Schedule(room, rows, prefill_ahead, self.stats, together=not exact)
+        self._proposer = Proposer(target, drafter, depth, self.stats, exact)
         self._sampler: Sampler | None = None
         self._sampled: list[Running] = []
         self._cancelled: set[int] = set()
@@ -208,20 +211,24 @@ class Engine:
             group = self._schedule.prefilling
             if not group:
                 return
-            counts = [running.prompt_left(budget) for running in group]
+            most = self.prefill_chunk if self.exact else budget
+            counts = [running.prompt_left(most, exact=self.exact) for running in group]
             self._prefill_forward(group, counts)
             budget -= max(counts) * len(counts)
 
     def _prefill_forward(self, group: list[Running], counts: list[int]) -> None:
         """One forward over the next tokens of each prompt of the group, padded to the longest."""
         began, cache = perf_counter(), self._schedule.cache
-        length, starts = max(counts), [running.prefilled for running in group]
+        again = self.exact and group[0].prompt_is_in
+        length = EXACT_TOKENS if again else max(counts)
+        starts = [running.prefilled for running in group]
         tokens = [
             [*running.context[start : start + count], *[0] * (length - count)]
             for running, start, count in zip(group, starts, counts, strict=True)
         ]
         ends = counts if min(counts) < length else None
-        span = cache.span(group[0].row, mx.array(starts, mx.int32), length, starts, ends)
+        at = mx.array(starts, mx.int32)
+        span = cache.span(group[0].row, at, length, starts, ends, apart=again)
         done = group[0].prefilled + counts[0] == len(group[0].context)
         hidden = self.target.forward(mx.array(tokens), cache, span, "last" if done else "none")
         for running, count in zip(group, counts, strict=True):
@@ -281,7 +288,7 @@ class Engine:
         began = perf_counter()
         drafts = self._proposer.make(state, sampler, cache, committed)
         plan = drafts.plan
-        outcome = run_round(self.target, cache, state, sampler, drafts, committed)
+        outcome = run_round(self.target, cache, state, sampler, drafts, committed, exact=self.exact)
         launch(outcome)
         schedule.state = outcome.rows
         if not schedule.may_be_joined and not all(running.ends_next for running in live):
@@ -309,7 +316,7 @@ class Engine:
         self.stats.rounds += 1
         self.stats.row_rounds += rows
         self.stats.target_forwards += 1
-        self.stats.target_tokens += rows * (plan.depth + 1)
+        self.stats.target_tokens += rows * tokens_verified(plan, self.exact)
         self.stats.drafted += rows * plan.depth
 
 

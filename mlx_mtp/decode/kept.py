@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from mlx_mtp.decode.prefix import Ids, common
-from mlx_mtp.model.cache import PREFILL_CHUNK, SPARE_SLOTS, SlotCache
+from mlx_mtp.model.cache import SlotCache
 from mlx_mtp.model.memory import MemoryBudget
 from mlx_mtp.model.snapshot import Snapshot
+from mlx_mtp.model.span import PREFILL_CHUNK, SPARE_SLOTS
 
 MAX_COPIES = 8
 """Copies of the rings kept at once, if there is memory for them; the oldest goes first."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from mlx_mtp.errors import UsageError
-from mlx_mtp.types import MAX_DEPTH
+from mlx_mtp.types import EXACT_DEPTH, EXACT_TOKENS, MAX_DEPTH
 
 Depth = int | Literal["auto"]
 """What a caller may ask for: tokens drafted per round, or that the program chooses."""
@@ -63,13 +63,16 @@ class FixedDepth:
         pass
 
 
-def policy_for(depth: Depth, auto: DepthPolicy, *, can_draft: bool) -> DepthPolicy:
+def policy_for(
+    depth: Depth, auto: DepthPolicy, *, can_draft: bool, exact: bool = False
+) -> DepthPolicy:
     """What chooses the depth for a caller's wish.
 
     Args:
-        depth: "auto" or 0..MAX_DEPTH.
+        depth: "auto" or 0..MAX_DEPTH; 0..EXACT_DEPTH for exact rounds.
         auto: serves "auto".
         can_draft: there is a drafter.
+        exact: the rounds are exact ones.
 
     Raises:
         UsageError: another value, or drafts without a drafter.
@@ -84,5 +87,10 @@ def policy_for(depth: Depth, auto: DepthPolicy, *, can_draft: bool) -> DepthPoli
         raise UsageError(
             f"draft_depth is {depth}, but no drafter is loaded.",
             "Load one, or leave draft_depth out.",
+        )
+    if exact and depth > EXACT_DEPTH:
+        raise UsageError(
+            f"draft_depth is {depth}, and exact decoding verifies {EXACT_TOKENS} tokens at a time.",
+            f'Give "auto" or a whole number from 0 to {EXACT_DEPTH}, or decode without exact.',
         )
     return FixedDepth(depth)

@@ -98,6 +98,13 @@ class PrefixStore:
             del self._kept[next(iter(self._kept))]
 
 
+class Unshared(PrefixStore):
+    """Keeps nothing: each prompt is prefilled whole."""
+
+    def worth_keeping(self, ids: Ids, held: int, others: Iterable[Ids]) -> int:
+        return 0
+
+
 def common(first: Sequence[int], second: Sequence[int]) -> int:
     """Length of the longest common prefix: bisection over slices, which compare at C speed."""
     low, high = 0, min(len(first), len(second))

@@ -28,15 +28,22 @@ class Proposer:
         depth: chooses how many tokens to draft and learns from what came of it; not asked where
             nothing can draft.
         stats: counters to add to.
+        exact: the rounds are exact ones.
     """
 
     def __init__(
-        self, target: Target, drafter: Drafter | None, depth: DepthPolicy, stats: RunStats
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        depth: DepthPolicy,
+        stats: RunStats,
+        exact: bool = False,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.depth = depth
         self.stats = stats
+        self.exact = exact
         self._replay: Replay | None = None
 
     def use(self, live: Sequence[Running]) -> None:
@@ -57,7 +64,15 @@ class Proposer:
         if self.drafter is not None:
             self.stats.drafter_forwards += plan.depth + plan.shadow
         return propose(
-            self.target, self.drafter, cache, rows, sampler, plan, committed, self._replay
+            self.target,
+            self.drafter,
+            cache,
+            rows,
+            sampler,
+            plan,
+            committed,
+            self._replay,
+            exact=self.exact,
         )
 
     def make_ahead(

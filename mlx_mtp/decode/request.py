@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from mlx_mtp.decode.sampling import RowSampling
 from mlx_mtp.errors import MlxMtpError
-from mlx_mtp.types import MAX_DEPTH, FinishReason, RequestStats
+from mlx_mtp.types import EXACT_TOKENS, MAX_DEPTH, FinishReason, RequestStats
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,24 @@ class Running:
         """Tokens whose K/V are in the cache while it decodes: all but the last produced."""
         return len(self.job.token_ids) + max(len(self.produced) - 1, 0)
 
-    def prompt_left(self, most: int) -> int:
-        """Tokens of its next prefill forward: up to `most`, and no further than what is kept."""
+    def prompt_left(self, most: int, *, exact: bool = False) -> int:
+        """Tokens of its next prefill forward: up to `most`, and no further than what is kept.
+
+        Args:
+            most: tokens.
+            exact: what it has produced goes in pieces apart from the prompt, as a verify had it.
+        """
         goal = self.keep_at if self.prefilled < self.keep_at else len(self.context)
+        if exact and self.prompt_is_in:
+            most = EXACT_TOKENS
+        elif exact:
+            goal = min(goal, len(self.job.token_ids))
         return min(most, goal - self.prefilled)
+
+    @property
+    def prompt_is_in(self) -> bool:
+        """Whether all of its prompt is prefilled: what is left is what it had produced before."""
+        return self.prefilled >= len(self.job.token_ids)
 
     @property
     def ends_next(self) -> bool:

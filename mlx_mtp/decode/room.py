@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from mlx_mtp.decode.prefix import Prefixes, PrefixStore
-from mlx_mtp.model.cache import SlotCache, round_up
+from mlx_mtp.model.cache import SlotCache
 from mlx_mtp.model.memory import MemoryBudget
+from mlx_mtp.model.span import round_up
 from mlx_mtp.model.target import Target
 
 OUT_OF_MEMORY = ("allocate", "out of memory", "insufficient memory")

@@ -4,6 +4,11 @@
 
 All control values stay on the device, so the drafts of the next round can be under way before the
 host has read this one. Depth 0 is plain decoding through the same code.
+
+An exact round verifies EXACT_TOKENS tokens, padded where fewer are drafted, and each row goes
+through the target apart: its kernels see the same shapes at every depth, among any neighbours, and
+attention covers slots that a token's position alone decides. So a GPU, whose kernels differ with
+the shapes, computes the same bits with and without drafts.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from mlx_mtp.decode.sampling import Sampler
 from mlx_mtp.model.cache import SlotCache
 from mlx_mtp.model.drafter import Drafter
 from mlx_mtp.model.target import Target
+from mlx_mtp.types import EXACT_TOKENS
 
 
 class Drafts(NamedTuple):
@@ -28,8 +34,9 @@ class Drafts(NamedTuple):
     Attributes:
         plan: of the round.
         tokens: int32 [n, depth], or [n, shadow]; None where nothing was drafted.
-        noise: fp32 [n, longest of depth + 1 and shadow, vocabulary] that they were drawn with, of
-            the positions after the bonus token; None where all rows are greedy, or not kept.
+        noise: fp32 [n, longest of the tokens verified and shadow, vocabulary] that they were drawn
+            with, of the positions after the bonus token; None where all rows are greedy, or not
+            kept.
     """
 
     plan: Plan
@@ -93,6 +100,8 @@ def propose(
     plan: Plan,
     committed: Sequence[int],
     replay: Replay | None = None,
+    *,
+    exact: bool = False,
 ) -> Drafts:
     """Draft for each row what a plan asks for; reads the cache, changes nothing.
 
@@ -101,8 +110,9 @@ def propose(
         plan: one that drafts needs a drafter, or a replay.
         committed: the rows' committed lengths, or more: as far as the host can know them.
         replay: of the same rows; its drafts take the place of the drafter's.
+        exact: for an exact round.
     """
-    noise = _noise(rows, sampler, plan)
+    noise = _noise(rows, sampler, plan, exact)
     tokens = None
     if depth := plan.depth or plan.shadow:
         if drafter is not None:
@@ -137,9 +147,14 @@ def _draft(
     return mx.concatenate(drafts, axis=1)
 
 
-def _noise(rows: Rows, sampler: Sampler, plan: Plan) -> mx.array | None:
+def tokens_verified(plan: Plan, exact: bool) -> int:
+    """Tokens of each row that a round puts through the target."""
+    return EXACT_TOKENS if exact else plan.depth + 1
+
+
+def _noise(rows: Rows, sampler: Sampler, plan: Plan, exact: bool) -> mx.array | None:
     """Of the tokens that a round may produce."""
-    longest = max(plan.depth + 1, plan.shadow)
+    longest = max(tokens_verified(plan, exact), plan.shadow)
     return sampler.noise(rows.lengths[:, None] + mx.arange(1, longest + 1, dtype=mx.int32))
 
 
@@ -150,6 +165,8 @@ def run_round(
     sampler: Sampler,
     drafts: Drafts,
     committed: Sequence[int],
+    *,
+    exact: bool = False,
 ) -> Outcome:
     """Build one round, the verify of its drafts; nothing is evaluated yet.
 
@@ -158,20 +175,23 @@ def run_round(
         sampler: of the same rows in the same order.
         drafts: of the same rows.
         committed: the rows' committed lengths, as the host knows them.
+        exact: an exact round; its depth is at most EXACT_DEPTH.
     """
     depth = drafts.plan.depth
-    span = cache.span(0, rows.lengths, depth + 1, committed)
-    noise = _noise(rows, sampler, drafts.plan) if drafts.noise is None else drafts.noise
+    length = tokens_verified(drafts.plan, exact)
+    span = cache.span(0, rows.lengths, length, committed, apart=exact)
+    noise = _noise(rows, sampler, drafts.plan, exact) if drafts.noise is None else drafts.noise
     tokens, shadows = rows.tokens[:, None], []
     if drafts.tokens is not None:
         if depth:
             tokens = mx.concatenate([tokens, drafts.tokens], axis=1)
         else:
             shadows = [drafts.tokens]
-    hidden = target.forward(tokens, cache, span)
+    padding = [tokens[:, -1:]] * (length - depth - 1)
+    hidden = target.forward(mx.concatenate([tokens, *padding], axis=1), cache, span)
     assert hidden is not None
-    verified = None if noise is None else noise[:, : depth + 1]
-    choices = sampler.choose(target.logits(hidden), verified)
+    logits = target.logits(hidden, apart=exact)
+    choices = _choose(sampler, logits, noise, exact)[:, : depth + 1]
     # A draft is kept while it and all before it equal the target's choice at its place.
     kept = (tokens[:, 1:] == choices[:, :-1]).astype(mx.int32)
     accepted = mx.cumprod(kept, axis=1).sum(axis=1, keepdims=True) if depth else tokens * 0
@@ -181,6 +201,21 @@ def run_round(
         mx.take_along_axis(hidden, accepted[:, :, None], axis=1),
     )
     return Outcome(after, mx.concatenate([choices, accepted, *shadows], axis=1))
+
+
+def _choose(sampler: Sampler, logits: mx.array, noise: mx.array | None, exact: bool) -> mx.array:
+    """int32 [n, L]: the target's choices; noise of L or more positions."""
+    if noise is not None:
+        noise = noise[:, : logits.shape[1]]
+    if not exact:
+        return sampler.choose(logits, noise)
+    rows = [slice(row, row + 1) for row in range(logits.shape[0])]
+    return mx.concatenate(
+        [
+            own.choose(logits[row], None if noise is None else noise[row])
+            for own, row in zip(sampler.apart, rows, strict=True)
+        ]
+    )
 
 
 def launch(what: Outcome | Drafts) -> None:

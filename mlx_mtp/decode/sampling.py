@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import mlx.core as mx
 
@@ -51,6 +52,7 @@ class Sampler:
         self, rows: Sequence[RowSampling], vocabulary: int, suppress: Sequence[int] = ()
     ) -> None:
         self.vocabulary = vocabulary
+        self._rows, self._suppress = tuple(rows), tuple(suppress)
         self._suppressed: mx.array | None = None
         if suppress:
             banned = mx.zeros((vocabulary,), mx.float32)
@@ -71,6 +73,11 @@ class Sampler:
         self._top_p = mx.array([max(row.top_p, LEAST_TOP_P) for row in rows], mx.float32)
         self._min_p = mx.array([row.min_p for row in rows], mx.float32)
         self._seeds = mx.array([row.seed for row in rows], mx.uint32)
+
+    @cached_property
+    def apart(self) -> list[Sampler]:
+        """One sampler per row: what it computes has the same shapes whoever its neighbours are."""
+        return [Sampler([row], self.vocabulary, self._suppress) for row in self._rows]
 
     def noise(self, positions: mx.array) -> mx.array | None:
         """Gumbel noise for the tokens to be produced at these positions.

@@ -17,7 +17,8 @@ from mlx_mtp.decode.request import Running
 from mlx_mtp.decode.room import Room
 from mlx_mtp.decode.round import Rows
 from mlx_mtp.errors import ResourceError
-from mlx_mtp.model.cache import SPARE_SLOTS, SlotCache
+from mlx_mtp.model.cache import SlotCache
+from mlx_mtp.model.span import SPARE_SLOTS
 from mlx_mtp.types import MAX_ROWS, RunStats
 
 RESERVE_TOKENS = 4096
@@ -40,6 +41,7 @@ class Schedule:
         rows: most requests that decode together.
         prefill_ahead: hold one row more, for the request that is ready.
         stats: counters to add to.
+        together: put several short prompts into one prefill.
 
     Attributes:
         live: requests that decode; their rows are their places in the list.
@@ -50,11 +52,20 @@ class Schedule:
         over: what ended since the engine last looked.
     """
 
-    def __init__(self, room: Room, rows: int, prefill_ahead: bool, stats: RunStats) -> None:
+    def __init__(
+        self,
+        room: Room,
+        rows: int,
+        prefill_ahead: bool,
+        stats: RunStats,
+        *,
+        together: bool = True,
+    ) -> None:
         self.room = room
         self.rows = rows
         self.prefill_ahead = prefill_ahead
         self.stats = stats
+        self.together = together
         self.waiting: deque[Running] = deque()
         self.prefilling: list[Running] = []
         self.ready: tuple[Running, Rows] | None = None
@@ -128,6 +139,8 @@ class Schedule:
 
     def _fits_beside(self, left: int, budget: int) -> bool:
         """Whether a prompt with `left` tokens may join those that are about to be prefilled."""
+        if not self.together:
+            return False
         lengths = [left, *(len(running.context) - running.prefilled for running in self.prefilling)]
         padded = max(lengths) * len(lengths)
         return padded <= min(budget, MAX_PADDING * sum(lengths))

@@ -29,8 +29,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from mlx_mtp.config_json import FULL
-from mlx_mtp.model.cache import ATTENDED_STEP, SPARE_SLOTS, ring_slots, round_up
 from mlx_mtp.model.drafter import Drafter
+from mlx_mtp.model.span import ATTENDED_STEP, SPARE_SLOTS, ring_slots, round_up
 from mlx_mtp.model.target import Target
 from mlx_mtp.pair import TargetConfig
 

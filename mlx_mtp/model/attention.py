@@ -42,14 +42,22 @@ class SlotMask:
 
     Args:
         visible: bool [rows, L, S]; every query must see at least one slot.
+        near: queries that see none but the first `near` slots attend over those alone; 0: all
+            attend over S.
 
     Attributes:
         folded: bool [rows, 1, 1, L, S], for the folded form.
+        slots: S.
+        near: the mask of the first slots, None without.
+        is_near: bool [rows, L, 1], the queries that attend over them alone; None without.
     """
 
-    def __init__(self, visible: mx.array) -> None:
+    def __init__(self, visible: mx.array, near: int = 0) -> None:
         self._visible = visible
         self.folded = visible[:, None, None]
+        self.slots = visible.shape[2]
+        self.near = SlotMask(visible[..., :near]) if near else None
+        self.is_near = ~visible[..., near:].any(-1, keepdims=True) if near else None
         self._wide: mx.array | None = None
 
     def wide(self, heads: int) -> mx.array:
@@ -65,7 +73,8 @@ class SlotMask:
 
     def last(self, ends: mx.array | None = None) -> SlotMask:
         """The mask of each row's last query; `ends` as `last_of` takes it."""
-        return SlotMask(last_of(self._visible, ends))
+        near = 0 if self.near is None else self.near.slots
+        return SlotMask(last_of(self._visible, ends), near)
 
 
 def last_of(x: mx.array, ends: mx.array | None) -> mx.array:
@@ -100,22 +109,32 @@ def attend(queries: mx.array, seen: Sequence[Seen]) -> mx.array:
         [rows, L, heads * head_dim]
     """
     if len(seen) == 1:
-        return _attend(queries, seen[0])
+        return _attend_run(queries, seen[0])
     outs, first = [], 0
     for part in seen:
         end = first + part.keys.shape[0]
-        outs.append(_attend(queries[first:end], part))
+        outs.append(_attend_run(queries[first:end], part))
         first = end
     return mx.concatenate(outs)
 
 
-def _attend(queries: mx.array, seen: Seen) -> mx.array:
-    """Attention of one run of rows over the same slots.
+def _attend_run(queries: mx.array, seen: Seen) -> mx.array:
+    """Attention of one run of rows."""
+    keys, values, mask = seen
+    out = _attend(queries, keys, values, mask)
+    if mask.near is None or mask.is_near is None:
+        return out
+    first = mask.near.slots
+    near = _attend(queries, keys[:, :, :first], values[:, :, :first], mask.near)
+    return mx.where(mask.is_near, near, out)
+
+
+def _attend(queries: mx.array, keys: mx.array, values: mx.array, mask: SlotMask) -> mx.array:
+    """Attention of rows that all attend over the same slots.
 
     The folded form multiplies all query heads of a KV head at once, so K and V are streamed once
     per KV head, and each query row is computed alike whatever L and the number of rows are.
     """
-    keys, values, mask = seen
     rows, heads, length, head_dim = queries.shape
     kv_heads, slots = keys.shape[1], keys.shape[2]
     group = heads // kv_heads

@@ -12,97 +12,24 @@ Live rows are the prefix [0, live) of the buffers; a prefilling row uses an inde
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import mlx.core as mx
 
 from mlx_mtp.config_json import FULL, SLIDING
-from mlx_mtp.model.attention import Seen, SlotMask, last_of
+from mlx_mtp.model.attention import Seen, SlotMask
+from mlx_mtp.model.span import (
+    ATTENDED_STEP,
+    SPARE_SLOTS,
+    Run,
+    Runs,
+    Span,
+    grouped,
+    ring_slots,
+    round_up,
+    runs_apart,
+    runs_of,
+)
 from mlx_mtp.pair import TargetConfig
-from mlx_mtp.types import MAX_DEPTH
-
-PREFILL_CHUNK = 256
-"""Most prompt tokens put through the target in one forward."""
-SLOT_STEP = 256
-"""Buffers hold a multiple of this many slots."""
-ATTENDED_STEP = 128
-"""Attention covers a multiple of this many slots."""
-SPARE_SLOTS = MAX_DEPTH + 1
-"""Slots past a row's committed prefix that a verify may write."""
-
-
-def round_up(slots: int, step: int = SLOT_STEP) -> int:
-    """The next multiple of a step."""
-    return -(-slots // step) * step
-
-
-def ring_slots(window: int) -> int:
-    """Slots of a sliding layer.
-
-    A prompt chunk's first token still sees its whole window after the chunk's last token was
-    written. The slack is also what a rollback and the drafter's window + 1 keys need. It depends
-    on nothing but the model, so that K/V are bit-equal however a token came.
-    """
-    return round_up(window + PREFILL_CHUNK)
-
-
-class Run(NamedTuple):
-    """Neighbouring rows that attend over the same number of slots.
-
-    Attributes:
-        first: the first row, counted from the span's first.
-        rows: how many.
-        slots: slots attended.
-    """
-
-    first: int
-    rows: int
-    slots: int
-
-
-@dataclass(frozen=True)
-class Span:
-    """Where the L tokens of one forward go and what they see, for a contiguous range of rows.
-
-    Attributes:
-        first_row: index of the first row in the buffers.
-        starts: int32 [rows], the position of each row's first token, which is its committed length.
-        length: L, tokens per row.
-        runs: runs of rows by layer type.
-        masks: which slots each query may see, for each run, by layer type.
-        targets: int32 [rows, L], slots written, by layer type.
-        ends: int32 [rows], tokens of each row that count, where they differ; what stands behind
-            them is padding, whose K/V nobody will see. None: all L.
-    """
-
-    first_row: int
-    starts: mx.array
-    length: int
-    runs: dict[str, tuple[Run, ...]]
-    masks: dict[str, tuple[SlotMask, ...]]
-    targets: dict[str, mx.array]
-    ends: mx.array | None = None
-
-    @property
-    def rows(self) -> int:
-        return self.starts.shape[0]
-
-    def last(self) -> Span:
-        """The same rows, the last token of each only; nothing of it may be written."""
-        masks = {
-            kind: tuple(
-                mask.last(None if self.ends is None else self.ends[run.first :][: run.rows])
-                for run, mask in zip(self.runs[kind], self.masks[kind], strict=True)
-            )
-            for kind in self.masks
-        }
-        starts = self.starts + (self.length if self.ends is None else self.ends) - 1
-        return replace(self, starts=starts, length=1, masks=masks, targets={}, ends=None)
-
-    def take_last(self, x: mx.array) -> mx.array:
-        """[rows, L, ...] -> [rows, 1, ...]: each row's last token."""
-        return last_of(x, self.ends)
 
 
 class SlotCache:
@@ -137,40 +64,6 @@ class SlotCache:
 
     # Spans: positions, slots and masks of one forward.
 
-    def runs(self, committed: Sequence[int], length: int = 1) -> dict[str, tuple[Run, ...]]:
-        """Runs of rows by layer type, and how many slots each attends over.
-
-        A row needs its committed tokens and room for a verify, in steps of ATTENDED_STEP: one rule
-        for plain and speculative decoding, whatever the depth. On full layers no row streams more
-        than twice the slots it needs; on sliding layers the ring bounds them.
-
-        Args:
-            committed: committed length of each row, known to the host.
-            length: tokens per row of the forward.
-        """
-        spare = max(length, SPARE_SLOTS)
-        return self._runs([round_up(tokens + spare, ATTENDED_STEP) for tokens in committed])
-
-    def runs_committed(self, committed: Sequence[int]) -> dict[str, tuple[Run, ...]]:
-        """As `runs`, for those who write nothing: the slots there are, up to the committed ones.
-
-        Args:
-            committed: committed length of each row, or more.
-        """
-        needs = (round_up(tokens, ATTENDED_STEP) for tokens in committed)
-        return self._runs([min(need, self.capacity) for need in needs])
-
-    def _runs(self, needs: Sequence[int]) -> dict[str, tuple[Run, ...]]:
-        runs = [Run(0, 1, needs[0])]
-        for row, need in enumerate(needs[1:], start=1):
-            first, rows, _ = runs[-1]
-            together = needs[first : row + 1]
-            if max(together) <= 2 * min(together):
-                runs[-1] = Run(first, rows + 1, max(together))
-            else:
-                runs.append(Run(row, 1, need))
-        return {FULL: tuple(runs), SLIDING: (Run(0, len(needs), min(max(needs), self.ring)),)}
-
     def span(
         self,
         first_row: int,
@@ -178,6 +71,8 @@ class SlotCache:
         length: int,
         committed: Sequence[int],
         ends: Sequence[int] | None = None,
+        *,
+        apart: bool = False,
     ) -> Span:
         """The span of a forward of `length` tokens per row; grows the full layers if it must.
 
@@ -187,24 +82,28 @@ class SlotCache:
             length: tokens per row.
             committed: the same, as the host knows them.
             ends: tokens per row that count, where the rows are padded to `length`.
+            apart: as in `Span`.
         """
-        runs = self.runs(committed, length)
+        runs = (runs_apart if apart else runs_of)(committed, length, self.ring)
         self.reserve(max(run.slots for run in runs[FULL]))
         positions = starts[:, None] + mx.arange(length, dtype=mx.int32)
         query = positions[:, :, None]
-        (ring,) = runs[SLIDING]
-        held = self._held_positions(starts + (length - 1), ring.slots)[:, None, :]
+        most = max(run.slots for run in runs[SLIDING])
+        held = self._held_positions(starts + (length - 1), most)[:, None, :]
         sliding = (held >= 0) & (held <= query) & (held > query - self.window)
         masks = {
             FULL: tuple(
-                SlotMask(_slots(run) <= query[run.first : run.first + run.rows])
+                SlotMask(_slots(run) <= query[run.first : run.first + run.rows], run.near)
                 for run in runs[FULL]
             ),
-            SLIDING: (SlotMask(sliding),),
+            SLIDING: tuple(
+                SlotMask(sliding[run.first : run.first + run.rows, :, : run.slots], run.near)
+                for run in runs[SLIDING]
+            ),
         }
         targets = {FULL: positions, SLIDING: positions % self.ring}
         counted = None if ends is None else mx.array(list(ends), mx.int32)
-        return Span(first_row, starts, length, runs, masks, targets, counted)
+        return Span(first_row, starts, length, runs, masks, targets, counted, apart)
 
     def seen_by_target(self, layer: int, span: Span) -> list[Seen]:
         """What a layer's queries of a span attend to; `layer` is one that owns K/V."""
@@ -214,9 +113,16 @@ class SlotCache:
             for run, mask in zip(span.runs[kind], span.masks[kind], strict=True)
         ]
 
-    def seen_by_drafter(
-        self, lengths: mx.array, runs: dict[str, tuple[Run, ...]]
-    ) -> dict[str, list[Seen]]:
+    def runs_committed(self, committed: Sequence[int]) -> Runs:
+        """Runs for those who write nothing: the slots there are, up to the committed ones.
+
+        Args:
+            committed: committed length of each row, or more.
+        """
+        needs = (round_up(tokens, ATTENDED_STEP) for tokens in committed)
+        return grouped([min(need, self.capacity) for need in needs], self.ring)
+
+    def seen_by_drafter(self, lengths: mx.array, runs: Runs) -> dict[str, list[Seen]]:
         """What one drafter query per live row attends to, by layer type.
 
         The committed prefix in the donor layers, on sliding layers its newest W + 1 tokens

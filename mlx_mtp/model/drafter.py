@@ -14,8 +14,9 @@ import mlx.nn as nn
 from mlx_lm.models import gemma4_text
 
 from mlx_mtp.model.attention import Seen, attend
-from mlx_mtp.model.cache import Run, SlotCache
+from mlx_mtp.model.cache import SlotCache
 from mlx_mtp.model.layer import finish_layer, project_queries
+from mlx_mtp.model.span import Runs
 from mlx_mtp.pair import DrafterConfig
 
 DraftPosition = Literal["bonus", "previous"]
@@ -109,9 +110,7 @@ class Drafter:
         """Bytes of one centroid's tokens in the centroid head; 0 with a dense head."""
         return 0 if self._head is None else self._head.nbytes // self.config.num_centroids
 
-    def context(
-        self, cache: SlotCache, lengths: mx.array, runs: dict[str, tuple[Run, ...]]
-    ) -> DraftContext:
+    def context(self, cache: SlotCache, lengths: mx.array, runs: Runs) -> DraftContext:
         """What the live rows' queries see: the committed prefix in the donor layers' K/V.
 
         Args:
@@ -141,7 +140,7 @@ class Drafter:
         for layer in self.model.model.layers:
             queries = project_queries(layer.self_attn, layer.input_layernorm(h), context.offsets)
             attended = attend(queries, context.seen[layer.layer_type])
-            h = finish_layer(layer, h, attended)
+            h = finish_layer(layer, None, h, attended)
         h = self.model.model.norm(h)
         return h, self.model.post_projection(h)
 

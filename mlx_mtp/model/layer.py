@@ -56,19 +56,19 @@ def project_keys_values(
 
 def finish_layer(
     layer: Any,
+    experts: Experts | None,
     residual: mx.array,
     attended: mx.array,
     per_layer_input: mx.array | None = None,
-    experts: Experts | None = None,
 ) -> mx.array:
     """Everything of a layer after its attention.
 
     Args:
         layer: mlx-lm's DecoderLayer.
+        experts: runs the routed experts of layers that have them; None: none has.
         residual: [rows, L, H], the layer's input.
         attended: [rows, L, heads * head_dim], before the output projection.
         per_layer_input: [rows, L, P] on models with per-layer embeddings.
-        experts: runs the routed experts of layers that have them.
 
     Returns:
         [rows, L, H]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlx_mtp.config_json import FULL
-from mlx_mtp.model.cache import PREFILL_CHUNK, SPARE_SLOTS, ring_slots, round_up
+from mlx_mtp.model.span import PREFILL_CHUNK, SPARE_SLOTS, ring_slots, round_up
 from mlx_mtp.pair import TargetConfig
 
 SCORE_COPIES = 3

@@ -28,7 +28,7 @@ GREEDY = ("--temperature", "0")
 DRAFTED = (*GREEDY, "--draft-depth", "4")
 SUMMARY = [
     "rows", "done", "failed", "reused", "interrupted", "batch_size", "seconds", "tokens", "mode",
-    "output", "run", "model", "drafter",
+    "output", "run", "model", "drafter", "exact",
 ]  # fmt: skip
 
 
@@ -238,6 +238,18 @@ def test_a_seed_gives_the_same_text_in_any_order_and_batch_size(
     seeds = {row["id"]: row["seed"] for row in read_jsonl(output)}
     assert seeds.pop("own") == 3
     assert len(set(seeds.values())) == 7
+
+
+def test_exact_rows_are_other_rows(tmp_path: Path, output: Path, batch: BatchCommand) -> None:
+    """On a GPU their text may be another one, so they are done again."""
+    source = tmp_path / "in.jsonl"
+    write_jsonl(source, [{"id": "a", "prompt": "Spell cat."}])
+    common = [source, "-o", output, "--temperature", "0", "--json"]
+    plain, exact = batch(*common), batch(*common, "--exact")
+    for done, reused, is_exact in ((plain, 0, False), (exact, 0, True), (batch(*common), 1, False)):
+        found = json.loads(done.out)
+        assert (found["reused"], found["exact"]) == (reused, is_exact)
+    assert json.loads(exact.out)["mode"].endswith(", exact")
 
 
 # Progress

@@ -97,6 +97,7 @@ def test_json_has_the_names_of_the_api(chat: Chat) -> None:
         "model",
         "drafter",
         "parked",
+        "exact",
     ]
     assert found["text"] == SEVENS.rstrip("\n")
     assert found["finish_reason"] == "stop"
@@ -120,6 +121,17 @@ def test_the_seed_that_is_reported_reproduces_the_answer_with_and_without_drafte
     assert drawn["token_ids"] == again["token_ids"] == plain["token_ids"]
     assert plain["drafter"] is None
     assert plain["stats"]["drafted"] == plain["run"]["drafter_forwards"] == 0
+
+
+def test_exact_is_said_and_bounds_the_depth(chat: Chat) -> None:
+    found = chat("--temperature", "0", "--exact", "--draft-depth", "4", "--json").json
+    assert found["exact"]
+    assert found["text"] == SEVENS.rstrip("\n")
+    assert found["run"]["target_tokens"] == 5 * found["run"]["rounds"]
+    refused = chat("--exact", "--draft-depth", "5")
+    assert refused.code == 2
+    assert "The draft depth is '5'." in refused.err
+    assert "from 0 to 4 with --exact" in refused.err
 
 
 def test_a_system_prompt_comes_first(chat: Chat) -> None:

@@ -23,7 +23,7 @@ from mlx_mtp.decode.policy import FixedDepth
 from mlx_mtp.decode.request import Job
 from mlx_mtp.decode.round import Drafts, Outcome
 from mlx_mtp.decode.sampling import RowSampling
-from mlx_mtp.model.cache import ATTENDED_STEP
+from mlx_mtp.model.span import ATTENDED_STEP, runs_of
 from mlx_mtp.types import RunStats
 
 READS = ("tolist", "item", "__bool__", "__int__", "__float__", "__index__", "__array__")
@@ -128,7 +128,7 @@ def test_decoding_copies_no_cache(load_pair: Loader, live: int, tokens: int) -> 
         engine.step()
     assert engine.stats.rounds > rounds + 20
     # Attended slots, and activations with them, grow from one multiple to the next.
-    growth = engine._schedule.cache.runs([tokens])[FULL][0].slots / ATTENDED_STEP
+    growth = runs_of([tokens], 1, engine._schedule.cache.ring)[FULL][0].slots / ATTENDED_STEP
     assert mx.get_peak_memory() - before <= 2 * growth * one_step
     assert mx.get_peak_memory() - before < whole
     assert engine.stats.bytes_copied == copied

@@ -14,7 +14,8 @@ from mlx_mtp.decode.policy import Plan
 from mlx_mtp.decode.round import Rows, propose, read, run_round
 from mlx_mtp.decode.sampling import RowSampling, Sampler
 from mlx_mtp.llm import LLM
-from mlx_mtp.model.cache import PREFILL_CHUNK, SlotCache
+from mlx_mtp.model.cache import SlotCache
+from mlx_mtp.model.span import PREFILL_CHUNK, runs_of
 from mlx_mtp.types import SamplingParams
 
 TOLERANCE = 1e-4
@@ -78,7 +79,7 @@ def test_first_block_of_drafts(pair: Path, load_pair: Loader) -> None:
     assert llm.drafter is not None
     for index, row in enumerate(golden.rows):
         cache, rows = start(llm, golden, index)
-        runs = cache.runs([row.plen])
+        runs = runs_of([row.plen], 1, cache.ring)
         context = llm.drafter.context(cache, rows.lengths, runs)
         drafts = propose(
             llm.target, llm.drafter, cache, rows, greedy(llm, 1), Plan(golden.k), [row.plen]

@@ -13,7 +13,7 @@ from mlx_mtp.decode.kept import KeptRow
 from mlx_mtp.decode.policy import FixedDepth
 from mlx_mtp.decode.request import Job
 from mlx_mtp.llm import LLM
-from mlx_mtp.model.cache import ring_slots
+from mlx_mtp.model.span import ring_slots
 
 PRODUCED = 6
 

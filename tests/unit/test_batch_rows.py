@@ -193,6 +193,7 @@ def test_the_key_changes_with_whatever_changes_the_answer() -> None:
     others = [
         row_key(base, "other", thinking=False),
         row_key(base, "model", thinking=True),
+        row_key(base, "model", thinking=False, exact=True),
         row_key(row({**record, "id": "b"}), "model", thinking=False),
         row_key(row({**record, "prompt": "ho"}), "model", thinking=False),
         row_key(row(record, RowOptions(system="s")), "model", thinking=False),

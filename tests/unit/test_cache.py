@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 
 from mlx_mtp.config_json import FULL, SLIDING
 from mlx_mtp.model.attention import Seen
-from mlx_mtp.model.cache import (
+from mlx_mtp.model.cache import SlotCache
+from mlx_mtp.model.span import (
     ATTENDED_STEP,
     PREFILL_CHUNK,
     SLOT_STEP,
     SPARE_SLOTS,
-    SlotCache,
     Span,
     ring_slots,
     round_up,
+    runs_of,
 )
 from mlx_mtp.pair import TargetConfig
 
@@ -92,7 +93,7 @@ class Rows:
     def check_drafter(self) -> None:
         """The drafter sees the committed prefix, on sliding layers its newest W + 1 tokens."""
         lengths = [len(text) for text in self.committed]
-        runs = self.cache.runs(lengths)
+        runs = runs_of(lengths, 1, self.cache.ring)
         self.cache.reserve(max(run.slots for run in runs[FULL]))
         for kind, parts in self.cache.seen_by_drafter(mx.array(lengths, mx.int32), runs).items():
             for text, (seen, mask) in zip(self.committed, by_row(parts), strict=True):
@@ -164,19 +165,18 @@ def test_ring_holds_window_and_chunk() -> None:
 
 @pytest.mark.parametrize("committed", [1, 247, 248, 249, 500, 511, 512])
 def test_attended_slots_are_the_same_for_every_depth(committed: int) -> None:
-    cache = SlotCache(CONFIG, 1, mx.float32)
-    runs = [cache.runs([committed], length) for length in range(1, SPARE_SLOTS + 1)]
+    runs = [runs_of([committed], length, ring=512) for length in range(1, SPARE_SLOTS + 1)]
     assert all(each == runs[0] for each in runs)
     (full,), (ring,) = runs[0][FULL], runs[0][SLIDING]
     assert full.slots % ATTENDED_STEP == 0
     assert full.slots >= committed + SPARE_SLOTS
-    assert ring.slots == min(full.slots, cache.ring)
+    assert ring.slots == min(full.slots, 512)
 
 
 @given(committed=st.lists(st.integers(1, 9000), min_size=1, max_size=8))
 def test_no_row_streams_a_long_neighbours_slots(committed: list[int]) -> None:
     """On full layers at most twice its own, in steps of ATTENDED_STEP; no row is left out."""
-    runs = SlotCache(CONFIG, 1, mx.float32).runs(committed)
+    runs = runs_of(committed, 1, ring_slots(WINDOW))
     row = 0
     for run in runs[FULL]:
         assert run.first == row

@@ -121,6 +121,14 @@ def test_plans_are_possible() -> None:
         assert plan.shadow == 0 or plan.depth == 0
 
 
+def test_it_goes_no_deeper_than_it_may() -> None:
+    """Where all depths cost the same and all drafts are kept, it settles on the deepest."""
+    controller = DepthController("dense", most=4)
+    plans = drive(controller, 200, lambda rows, depth: 1.0, [1.0] * 7)
+    assert max(plan.depth for plan in plans) == 4
+    assert all(plan.depth == 4 for plan in plans[100:])
+
+
 def test_costs_are_kept_and_acceptance_is_not() -> None:
     first = DepthController("dense")
     drive(first, 200, flat, HIGH)

@@ -62,6 +62,13 @@ def test_other_pairs_and_dtypes_have_files_of_their_own(folder: Path) -> None:
     assert len({table.path for table in tables}) == 4
 
 
+def test_exact_rounds_have_costs_of_their_own(folder: Path) -> None:
+    load("pocket", exact=True).generate(["Spell banana."], SHORT)
+    again = load("pocket")
+    assert again.exact_controller.to_json()["cells"]
+    assert not again.controller.to_json()["cells"]
+
+
 def test_how_experts_are_run_is_kept(folder: Path) -> None:
     llm = load("pocket-moe")
     assert llm.target.experts.strategy == ExpertStrategy()

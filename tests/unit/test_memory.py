@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from published import SIZES
 
 from mlx_mtp.files import read_json
-from mlx_mtp.model.cache import SlotCache, round_up
+from mlx_mtp.model.cache import SlotCache
 from mlx_mtp.model.memory import KVSize, MemoryBudget, device_limit
+from mlx_mtp.model.span import round_up
 from mlx_mtp.pair import TargetConfig
 
 GB = 10**9
