@@ -1,6 +1,7 @@
 """A plan follows from headers alone, for the real sizes too, and holds when it is carried out."""
 
 import shutil
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -10,7 +11,10 @@ from published import PARAMETERS, SIZES, assistant
 from mlx_mtp.convert import Options, convert, plan
 from mlx_mtp.convert.plan import parts_of
 from mlx_mtp.errors import IncompatibleError, ModelNotFoundError, ResourceError, UsageError
+from mlx_mtp.model.memory import MemoryBudget
+from mlx_mtp.pair import TargetConfig
 
+README = Path(__file__).parents[2] / "README.md"
 PARTS = {"embeddings", "attention", "dense MLP", "norms"}
 
 
@@ -38,6 +42,22 @@ def test_the_published_sizes_are_planned_from_their_headers(size, tmp_path):
     for mode in ("affine", "mxfp4", "nvfp4", "mxfp8"):
         taken = plan(tmp_path / "target", options=Options(mode=mode)).working_bytes
         assert taken < 256 * 2**20
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_readme_names_the_sizes(size, tmp_path):
+    config, small = SIZES[size][0], assistant(size)
+    write_checkpoint(tmp_path / "target", config, target_tensors(config), shard_bytes=50 * 10**9)
+    write_checkpoint(tmp_path / "assistant", small, drafter_tensors(small))
+    cells = [size]
+    for options in (Options(recipe="as-stored"), Options(bits=8), Options()):
+        parts = plan(tmp_path / "target", options=options).parts
+        weights = [sum(tensor.bytes for tensor in part.tensors) for part in parts]
+        cells.append(" + ".join(f"{size / 1e9:.2f}" for size in weights))
+    budget = MemoryBudget(TargetConfig.from_dict(config), 2, sum(weights), limit=10**12)
+    for rows, context in ((1, 2**13), (8, 2**13), (1, 2**17)):
+        cells.append(f"{budget.needed(rows, context) / 1e9:.1f}")
+    assert f"| {' | '.join(cells)} |\n" in README.read_text()
 
 
 def test_the_unquantized_size_is_the_checkpoints(tmp_path):
