@@ -18,7 +18,7 @@ from mlx_mtp.llm import LLM
 from mlx_mtp.model.drafter import Drafter, DraftPosition
 from mlx_mtp.model.experts import ExpertStrategy
 from mlx_mtp.model.load import load_drafter, load_target, too_large
-from mlx_mtp.model.memory import MemoryBudget, device_limit
+from mlx_mtp.model.memory import MemoryBudget, limit_or_device
 from mlx_mtp.model.target import Target
 from mlx_mtp.pair import DrafterConfig, TargetConfig, check_pair
 
@@ -66,10 +66,8 @@ def load(
         warnings += check_pair(config, drafter_config, files.name, label)
     elif drafter == "auto":
         warnings.append(f"No drafter was found for {files.name}; it decodes plainly.")
-    if memory_limit is not None and memory_limit < 1:
-        raise UsageError(f"The memory limit is {memory_limit}.", "Give a number of bytes.")
+    limit = limit_or_device(memory_limit)
     _wire_memory()
-    limit = memory_limit or device_limit()
     model = load_target(files.path, config, dtype, limit=limit)
     weights = _bytes(model)
     target = Target(model, config)

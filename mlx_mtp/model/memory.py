@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from mlx_mtp.config_json import FULL
+from mlx_mtp.errors import UsageError
 from mlx_mtp.model.span import PREFILL_CHUNK, SPARE_SLOTS, ring_slots, round_up
 from mlx_mtp.pair import TargetConfig
 
@@ -69,6 +71,28 @@ def activation_bytes(config: TargetConfig, itemsize: int, rows: int, slots: int)
     return max(PREFILL_CHUNK * per_token, verified * per_token + logits)
 
 
+class Needed(NamedTuple):
+    """Bytes at the peak of so many rows and slots, by what takes them.
+
+    Attributes:
+        weights: of the target and the drafter.
+        rings: K/V of all sliding layers.
+        full: K/V of all full layers.
+        growth: the buffer that growth copies one layer's keys into.
+        activations: what a forward keeps alive besides.
+    """
+
+    weights: int
+    rings: int
+    full: int
+    growth: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
 class MemoryBudget:
     """How many rows of which length fit.
 
@@ -88,12 +112,17 @@ class MemoryBudget:
 
     def needed(self, rows: int, slots: int) -> int:
         """Bytes at the peak: weights, K/V, activations and the buffer that growth copies into."""
+        return self.parts(rows, slots).total
+
+    def parts(self, rows: int, slots: int) -> Needed:
+        """The same, by what takes them."""
         slots = round_up(slots)
-        return (
-            self.weights
-            + self.kv.total(rows, slots)
-            + rows * slots * self.kv.widest
-            + activation_bytes(self.config, self.itemsize, rows, slots)
+        return Needed(
+            weights=self.weights,
+            rings=rows * self.kv.ring,
+            full=self.kv.total(rows, slots) - rows * self.kv.ring,
+            growth=rows * slots * self.kv.widest,
+            activations=activation_bytes(self.config, self.itemsize, rows, slots),
         )
 
     def rows_at(self, slots: int, most: int, taken: int = 0) -> int:
@@ -106,6 +135,13 @@ class MemoryBudget:
         """
         fitting = (n for n in range(most, 0, -1) if self.needed(n, slots) + taken <= self.limit)
         return next(fitting, 0)
+
+
+def limit_or_device(limit: int | None) -> int:
+    """The limit asked for, or the device's. Raises UsageError: less than a byte."""
+    if limit is not None and limit < 1:
+        raise UsageError(f"The memory limit is {limit}.", "Give a number of bytes.")
+    return limit or device_limit()
 
 
 def device_limit() -> int:
