@@ -45,7 +45,7 @@ class DepthTable:
             fingerprint(drafter),
         ]
         name = sha256("\0".join(about).encode()).hexdigest()[:24]
-        self.path = _cache_folder() / "depth" / f"{name}.json"
+        self.path = _folder() / f"{name}.json"
 
     def read(self) -> Any:
         """The document kept, or None."""
@@ -63,7 +63,19 @@ class DepthTable:
             log.info("Round costs are not kept: %s", error)
 
 
-def _cache_folder() -> Path:
+def kept_costs(target: Path, drafter: Path, dtype: str) -> Any:
+    """As `DepthTable.read`; where nothing is kept of any pair, no weight file is opened for it."""
+    if not any(_folder().glob("*.json")):
+        return None
+    return DepthTable(target, drafter, dtype).read()
+
+
+def _folder() -> Path:
+    return cache_folder() / "depth"
+
+
+def cache_folder() -> Path:
+    """Of all that is learned about this machine."""
     if own := os.environ.get(CACHE_VARIABLE):
         return Path(own).expanduser()
     from platformdirs import user_cache_path

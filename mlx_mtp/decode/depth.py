@@ -116,6 +116,15 @@ class DepthController:
         depth = self._try(rows, state, outlook)
         return Plan(depth, self._shadow(rows, state, outlook) if depth == 0 else 0)
 
+    def settled(self, rows: int) -> int:
+        """The depth that is believed to be the fastest at present. Changes nothing."""
+        state = self._rows.get(rows)
+        return self._first(self._outlook(rows)) if state is None else state.depth
+
+    def _first(self, outlook: Outlook) -> int:
+        """The depth to begin with."""
+        return fastest(outlook.speeds[: START_DEPTH[self.family] + 1])
+
     def _outlook(self, rows: int) -> Outlook:
         depths = slice(self.most + 1)
         tokens = self._acceptance.tokens()[depths]
@@ -133,8 +142,7 @@ class DepthController:
         speeds = outlook.speeds
         state = self._rows.get(rows)
         if state is None:
-            most = START_DEPTH[self.family]
-            state = self._rows[rows] = _Rows(fastest(speeds[: most + 1]))
+            state = self._rows[rows] = _Rows(self._first(outlook))
             return state
         if self._costs.rounds(rows) < TRIED and not self._acceptance.changes:
             return state
