@@ -23,7 +23,7 @@ from mlx_mtp.files import (
     read_places,
     weight_files,
 )
-from mlx_mtp.hub import ModelFiles, drafter_beside, drafter_names, find_here, resolve
+from mlx_mtp.hub import ModelFiles, drafters_on_hub, find_drafter_here, find_here
 from mlx_mtp.hub_client import RemoteModel
 
 _AGAIN = "Download the model again, or use another revision."
@@ -229,13 +229,11 @@ def open_drafter(target: Source, drafter: str | None, staging: Path | None) -> S
         return None
     if drafter != "auto":
         return open_source(drafter, None, staging)
-    if isinstance(target, FolderSource):
-        beside = drafter_beside(target.where)
-        if beside is not None:
-            return FolderSource(resolve(str(beside)))
-    if target.revision is None:
-        return None
-    for candidate in drafter_names(target.name):
+    folder = target.where if isinstance(target, FolderSource) else None
+    found = find_drafter_here(target.name, folder)
+    if found is not None:
+        return FolderSource(found)
+    for candidate in drafters_on_hub(target.name, folder):
         try:
             return open_source(candidate, None, staging)
         except MlxMtpError:

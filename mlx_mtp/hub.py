@@ -75,9 +75,9 @@ def resolve(name: str, revision: str | None = None) -> ModelFiles:
     if (local := _local(name)) is not None:
         return local
     cached, complete = _cached(name, revision)
-    if cached is not None and (complete or _offline()):
+    if cached is not None and (complete or is_offline()):
         return cached
-    if _offline():
+    if is_offline():
         raise ModelNotFoundError(
             f"{name} is neither a folder nor complete in the cache, and HF_HUB_OFFLINE is set.",
             "Unset HF_HUB_OFFLINE to download it.",
@@ -99,7 +99,7 @@ def find_here(name: str, revision: str | None = None) -> ModelFiles | None:
     cached, complete = _cached(name, revision)
     if cached is not None and complete:
         return cached
-    return resolve(name, revision) if _offline() else None
+    return resolve(name, revision) if is_offline() else None
 
 
 def find_drafter(name: str, path: Path) -> Path | None:
@@ -112,23 +112,34 @@ def find_drafter(name: str, path: Path) -> Path | None:
         name: how the target was named; only hub ids lead to the hub.
         path: its folder.
     """
-    beside = drafter_beside(path)
-    if beside is not None:
-        return beside
-    hub_name = _snapshot_name(path) or (name if _HUB_ID.fullmatch(name) else "")
-    if not hub_name or (Path(name).exists() and not _snapshot_name(path)):
-        return None
-    candidates = list(drafter_names(hub_name))
-    for candidate in candidates:
-        cached, _ = _cached(candidate, None)
-        if cached is not None:
-            return cached.path
-    for candidate in [] if _offline() else candidates:
+    here = find_drafter_here(name, path)
+    if here is not None:
+        return here.path
+    for candidate in [] if is_offline() else drafters_on_hub(name, path):
         try:
             return _downloaded(candidate, None).path
         except ModelNotFoundError as error:
             log.info("no drafter %s: %s", candidate, error.message)
     return None
+
+
+def find_drafter_here(name: str, path: Path | None) -> ModelFiles | None:
+    """As `find_drafter`, but nothing is asked of the hub; path None: the target is there alone."""
+    beside = None if path is None else drafter_beside(path)
+    if beside is not None:
+        return ModelFiles(_short_name(beside), beside, _revision(beside))
+    found = (_cached(candidate, None)[0] for candidate in drafters_on_hub(name, path))
+    return next((files for files in found if files is not None), None)
+
+
+def drafters_on_hub(name: str, path: Path | None) -> list[str]:
+    """The hub ids that a target's drafter may have, most likely first; none for a mere folder."""
+    if path is None:
+        return list(drafter_names(name))
+    hub_name = _snapshot_name(path) or (name if _HUB_ID.fullmatch(name) else "")
+    if not hub_name or (Path(name).exists() and not _snapshot_name(path)):
+        return []
+    return list(drafter_names(hub_name))
 
 
 def _local(name: str) -> ModelFiles | None:
@@ -249,7 +260,8 @@ def _downloaded(name: str, revision: str | None) -> ModelFiles:
     return ModelFiles(name, _checked(path, name), _revision(path))
 
 
-def _offline() -> bool:
+def is_offline() -> bool:
+    """Whether the hub is not to be asked."""
     from huggingface_hub import constants
 
     # the client reads the variable once, at its import
