@@ -91,14 +91,15 @@ def _differing(part: PartPlan) -> list[str]:
     kinds: dict[str, set[str]] = {}
     for tensor in part.tensors:
         if tensor.params is not None and tensor.action == "quantize":
-            kinds.setdefault(tensor.part, set()).add(_format(tensor.params))
+            kinds.setdefault(tensor.part, set()).add(format_of(tensor.params))
     if len(set().union(*kinds.values())) < 2:
         return []
     rows = [f"| {kind} | {', '.join(sorted(formats))} |" for kind, formats in kinds.items()]
     return ["| matrices | stored as |", "|---|---|", *rows, ""]
 
 
-def _format(params: Params) -> str:
+def format_of(params: Params) -> str:
+    """For example ``4 bit affine, groups of 64``."""
     return f"{params['bits']} bit {params['mode']}, groups of {params['group_size']}"
 
 

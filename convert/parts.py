@@ -73,7 +73,7 @@ class PartPlan:
         return sum(
             tensor.elements
             for tensor in self.tensors
-            if tensor.part != TOWERS and not _is_buffer(tensor)
+            if tensor.part != TOWERS and not is_buffer(tensor.name)
         )
 
     @property
@@ -191,7 +191,7 @@ class _Maker:
         on_grid = self._recipe.on_grid and choice == GRID
         return TensorPlan(
             name,
-            self._part(name),
+            part_of(name, is_drafter=self._is_drafter),
             "quantize",
             rows,
             tuple(outputs),
@@ -209,26 +209,25 @@ class _Maker:
         )
         name = f"{path}.weight"
         output = _planned(name, self._dtype, (*rows.shape[:-1], width))
-        return TensorPlan(
-            name, self._part(name), "dequantize", rows, (output,), companions, params=params
-        )
+        part = part_of(name, is_drafter=self._is_drafter)
+        return TensorPlan(name, part, "dequantize", rows, (output,), companions, params=params)
 
     def _plain(self, name: str, rows: Rows) -> TensorPlan:
         stored = rows.stored.info.dtype
         floating = mx.issubdtype(DTYPES[stored], mx.floating) and not name.endswith(".global_scale")
+        part = part_of(name, is_drafter=self._is_drafter)
         if not floating or stored == self._dtype:
-            return _copied(name, self._part(name), rows)
+            return _copied(name, part, rows)
         output = _planned(name, self._dtype, rows.shape)
-        return TensorPlan(name, self._part(name), "cast", rows, (output,))
+        return TensorPlan(name, part, "cast", rows, (output,))
 
-    def _part(self, name: str) -> str:
-        if self._is_drafter:
-            head = name.startswith(("model.embed_tokens.", "masked_embedding."))
-            return "drafter head" if head else "drafter body"
-        for piece, part in _PARTS.items():
-            if f".{piece}" in name:
-                return part
-        return "norms"
+
+def part_of(name: str, *, is_drafter: bool) -> str:
+    """What kind of parameter one is, by its name: "attention", "drafter head" and so on."""
+    if is_drafter:
+        head = name.startswith(("model.embed_tokens.", "masked_embedding."))
+        return "drafter head" if head else "drafter body"
+    return next((part for piece, part in _PARTS.items() if f".{piece}" in name), "norms")
 
 
 def _copied(name: str, part: str, rows: Rows) -> TensorPlan:
@@ -241,8 +240,9 @@ def _planned(name: str, dtype: str, shape: tuple[int, ...]) -> Planned:
     return Planned(name, TensorInfo(dtype, shape, math.prod(shape) * DTYPES[dtype].size))
 
 
-def _is_buffer(tensor: TensorPlan) -> bool:
-    return tensor.name.endswith((".layer_scalar", ".token_ordering"))
+def is_buffer(name: str) -> bool:
+    """Whether a parameter is stored, but was not trained."""
+    return name.endswith((".layer_scalar", ".token_ordering"))
 
 
 def _path(name: str) -> str:

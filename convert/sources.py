@@ -73,6 +73,9 @@ class Source(Protocol):
     def matching(self, patterns: list[str]) -> list[str]:
         """The names of its files that match any of these, sorted."""
 
+    def files(self) -> dict[str, int]:
+        """Its files by name, and their bytes; not those in folders of its own."""
+
     def fetch(self, file: str, report: Callable[[int], None] | None = None) -> Path:
         """A file of it on this machine; ``report`` is told each time that bytes have arrived."""
 
@@ -116,6 +119,10 @@ class FolderSource:
             file.name for pattern in patterns for file in self.where.glob(pattern) if file.is_file()
         }
         return sorted(found)
+
+    def files(self) -> dict[str, int]:
+        found = (file for file in sorted(self.where.iterdir()) if file.is_file())
+        return {file.name: file.stat().st_size for file in found}
 
     def fetch(self, file: str, report: Callable[[int], None] | None = None) -> Path:
         return self.where / file
@@ -162,6 +169,9 @@ class HubSource:
     def matching(self, patterns: list[str]) -> list[str]:
         found = (n for n in self._remote.files if any(fnmatch(n, p) for p in patterns))
         return sorted(name for name in found if "/" not in name)
+
+    def files(self) -> dict[str, int]:
+        return {name: size for name, size in self._remote.files.items() if "/" not in name}
 
     def fetch(self, file: str, report: Callable[[int], None] | None = None) -> Path:
         if file not in self._remote.files:

@@ -97,11 +97,11 @@ def replace_text(path: Path, text: str, *, private: bool = False, synced: bool =
             partial.unlink(missing_ok=True)
 
 
-def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a model folder, in order of their names.
+def wanted_weights(path: Path) -> list[str]:
+    """The names of a model folder's safetensors files in order, missing ones among them.
 
     Taken from ``model.safetensors.index.json``, else ``model*.safetensors``. Raises
-    ModelNotFoundError: no weights, shards missing (named), an index that points out of the folder.
+    ModelNotFoundError: an index that is damaged or points out of the folder.
     """
     if (path / INDEX).exists():
         names = indexed_files(path / INDEX)
@@ -114,6 +114,15 @@ def weight_files(path: Path) -> list[Path]:
                 wanted = {f"{shard[1]}{i + 1:05}-of-{total:05}{shard[3]}" for i in range(total)}
                 names = sorted(wanted.union(names))
                 break
+    return names
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a model folder, in order of their names.
+
+    Raises ModelNotFoundError: no weights, shards missing (named), and as `wanted_weights`.
+    """
+    names = wanted_weights(path)
     missing = [name for name in names if not (path / name).is_file()]
     if missing:
         shown = ", ".join(missing[:5]) + (" and others" if len(missing) > 5 else "")

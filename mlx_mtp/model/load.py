@@ -41,6 +41,7 @@ _TOWERS = (
     "embed_audio.",
     "vision_embedder.",
 )
+_ORDERING = "masked_embedding.token_ordering"
 _KEYS_VALUES = (".self_attn.k_proj.", ".self_attn.v_proj.", ".self_attn.k_norm.")
 _AGAIN = "Use the checkpoint that belongs to this config.json."
 
@@ -85,8 +86,8 @@ def load_target(
     match_weights(model, weights, overrides_of(config.quantization, target_name), path)
     activation = DTYPES[dtype] if dtype else stored_dtype(weights)
     weights = _cast(weights, activation)
-    if not lazy and activation != mx.float32 and mx.default_device() == mx.cpu:
-        weights = _widen_experts(weights)
+    if not lazy and widens_experts(activation):
+        weights = _widened(weights, activation)
     _fill(model, weights, lazy, limit)
     return model
 
@@ -113,9 +114,8 @@ def load_drafter(
         if not unused_by_drafter(name, config.use_ordered_embeddings)
     }
     match_weights(model, weights, overrides_of(config.quantization), path)
-    ordering = "masked_embedding.token_ordering"
-    if ordering in weights:
-        weights[ordering] = _checked_ordering(weights[ordering], path)
+    if _ORDERING in weights:
+        _check_ordering(weights[_ORDERING], path)
     _fill(model, _cast(weights, dtype), lazy)
     return model
 
@@ -252,40 +252,45 @@ def stored_dtype(weights: Weights) -> mx.Dtype:
     return mx.bfloat16
 
 
-def _cast(weights: Weights, dtype: mx.Dtype) -> Weights:
-    """All floating tensors in one dtype, lazily; a tensor scale keeps its own precision."""
+def loaded_dtype(name: str, stored: mx.Dtype, activation: mx.Dtype, *, wide: bool) -> mx.Dtype:
+    """The dtype that a parameter has in a model that runs; wide: unquantized experts float32."""
+    if name == _ORDERING:
+        return mx.int32
+    if not mx.issubdtype(stored, mx.floating) or name.endswith(".global_scale"):
+        return stored  # a tensor scale keeps its own precision
+    expert = ".experts.switch_glu." in name and name.endswith(".weight")
+    return mx.float32 if wide and expert else activation
+
+
+def widens_experts(activation: mx.Dtype) -> bool:
+    """Whether unquantized experts are float32: MLX's CPU backend has no other gather_mm."""
+    return activation != mx.float32 and mx.default_device() == mx.cpu
+
+
+def _cast(weights: Weights, activation: mx.Dtype, *, wide: bool = False) -> Weights:
+    """All tensors in the dtype that they run in, lazily."""
     return {
-        name: array.astype(dtype)
-        if mx.issubdtype(array.dtype, mx.floating) and not name.endswith(".global_scale")
-        else array
+        name: array.astype(loaded_dtype(name, array.dtype, activation, wide=wide))
         for name, array in weights.items()
     }
 
 
-def _widen_experts(weights: Weights) -> Weights:
-    """Unquantized experts in float32: gather_mm knows no other dtype on MLX's CPU backend."""
-    experts = {
-        name: array.astype(mx.float32)
-        for name, array in weights.items()
-        if ".experts.switch_glu." in name
-        and name.endswith(".weight")
-        and mx.issubdtype(array.dtype, mx.floating)
-    }
-    if experts:
+def _widened(weights: Weights, activation: mx.Dtype) -> Weights:
+    wide = _cast(weights, activation, wide=True)
+    if any(wide[name].dtype != array.dtype for name, array in weights.items()):
         log.warning(
             "Unquantized experts run in float32 on the CPU and take twice their size in memory."
         )
-    return weights | experts
+    return wide
 
 
-def _checked_ordering(ordering: mx.array, path: Path) -> mx.array:
+def _check_ordering(ordering: mx.array, path: Path) -> None:
     ordering = ordering.astype(mx.int32)
     if not mx.array_equal(mx.sort(ordering), mx.arange(ordering.size, dtype=mx.int32)).item():
         raise IncompatibleError(
             f"{path}: masked_embedding.token_ordering is not a permutation of the vocabulary.",
             "Download the drafter again.",
         )
-    return ordering
 
 
 def _fill(model: nn.Module, weights: Weights, lazy: bool, limit: int | None = None) -> None:
