@@ -4,20 +4,19 @@ them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console as RichConsole
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.padding import Padding
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
 from mlx_mtp.cli.progress import duration
+from mlx_mtp.cli.tables import as_text, empty_table, figure
 from mlx_mtp.measure.bench import Step
 from mlx_mtp.measure.cell import Cell
 from mlx_mtp.measure.experts import NEVER
@@ -52,16 +51,8 @@ def bench_progress(terminal: RichConsole | None, total: int) -> Iterator[Callabl
 
 
 def report_text(report: Report) -> str:
-    """Everything for people, as wide as stdout and coloured where that shows colours."""
-    console = RichConsole(
-        color_system=None if os.environ.get("NO_COLOR") else "auto",
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
-    with console.capture() as captured:
-        console.print(Group(*_parts(report)))
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+    """Everything for people."""
+    return as_text(_parts(report))
 
 
 def _parts(report: Report) -> list[RenderableType]:
@@ -96,7 +87,7 @@ def _head(report: Report) -> list[str]:
 
 def _row_table(report: Report, rows: int) -> Table:
     """Speeds, costs and memory of all depths of one number of rows."""
-    table = _table()
+    table = empty_table()
     for name in ("depth", "tok/s", "times\nplain", "with\nprefill", "ms per\nround"):
         table.add_column(name, justify="right")
     for name in ("round\ncost", "tok per\nforward", "drafts\nkept", "GB/s"):
@@ -107,7 +98,7 @@ def _row_table(report: Report, rows: int) -> Table:
     best = report.fastest(rows)
     for cell in report.cells:
         if cell.rows == rows:
-            figures = [*_figures(report, cell), _number(cell.peak_bytes / unit)]
+            figures = [*_figures(report, cell), figure(cell.peak_bytes / unit)]
             table.add_row(*figures, style="bold green" if cell is best else None)
     return table
 
@@ -117,14 +108,14 @@ def _figures(report: Report, cell: Cell) -> list[str]:
     bandwidth = None if cell.bytes_per_second is None else cell.bytes_per_second / GB
     return [
         str(cell.depth),
-        _number(cell.tokens_per_second),
+        figure(cell.tokens_per_second),
         _ratio(report.speed_up(cell)),
-        _number(cell.end_to_end),
-        _number(milliseconds),
+        figure(cell.end_to_end),
+        figure(milliseconds),
         _ratio(report.round_cost(cell)),
         _ratio(cell.tokens_per_forward),
         "-" if not cell.drafted else f"{100 * cell.accepted / cell.drafted:.0f} %",
-        _number(bandwidth),
+        figure(bandwidth),
     ]
 
 
@@ -160,7 +151,7 @@ def _by_kind(report: Report) -> list[RenderableType]:
     columns = [(cell, name) for cell, name in speeds if cell is not None and rows == 1]
     fixed = [c for c in report.cells if c.rows == rows and c.depth != "auto" and c.drafts.tried]
     deepest = fixed[-1] if fixed else None
-    table = _table()
+    table = empty_table()
     table.add_column("kind", no_wrap=True)
     for _, name in columns:
         table.add_column(f"{name}\ntok/s", justify="right")
@@ -169,7 +160,7 @@ def _by_kind(report: Report) -> list[RenderableType]:
         table.add_column("tok per\nforward", justify="right")
         table.add_column("chance that 1, 2, ...\ndrafts are kept", no_wrap=True)
     for kind in report.cells[0].kinds:
-        figures = [kind, *(_number(cell.kinds[kind].tokens_per_second) for cell, _ in columns)]
+        figures = [kind, *(figure(cell.kinds[kind].tokens_per_second) for cell, _ in columns)]
         if deepest is not None:
             own = deepest.kinds[kind]
             figures += [_ratio(own.tokens_per_forward), _shares(own.drafts.shares)]
@@ -179,7 +170,7 @@ def _by_kind(report: Report) -> list[RenderableType]:
 
 def _experts(report: Report) -> list[RenderableType]:
     """Times of one layer's experts by strategy, and which one the figures above were made with."""
-    table = _table()
+    table = empty_table()
     for name in ("token\nrows", "pairs", "distinct\nexperts", "as\nmlx-lm", "sorted"):
         table.add_column(name, justify="right")
     for name in ("stacked", "sorted,\nstacked"):
@@ -194,7 +185,7 @@ def _experts(report: Report) -> list[RenderableType]:
             str(one.tokens),
             str(one.pairs),
             f"{one.distinct:.1f}",
-            *(_number(1e6 * seconds) for seconds in times),
+            *(figure(1e6 * seconds) for seconds in times),
         )
     title = _title_of_experts(report.strategy)
     return [Text(f"Experts of one layer, microseconds; {title}", style="bold"), table]
@@ -214,17 +205,6 @@ def _shares(shares: list[float]) -> str:
 
 def _title(report: Report, text: str) -> Text:
     return Text(f"{text} (replayed)" if report.label else text, style="bold")
-
-
-def _table() -> Table:
-    return Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-
-
-def _number(value: float | None) -> str:
-    """Three digits, as far as that goes."""
-    if value is None:
-        return "-"
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def _ratio(value: float | None) -> str:
