@@ -22,6 +22,7 @@ from mlx_mtp.cli.bench import BENCH_EXAMPLES, bench
 from mlx_mtp.cli.chat import CHAT_EXAMPLES, chat
 from mlx_mtp.cli.console import Console
 from mlx_mtp.cli.convert import CONVERT_EXAMPLES, convert
+from mlx_mtp.cli.info import INFO_EXAMPLES, info
 from mlx_mtp.cli.options import INTERRUPTED, DebugFlag, QuietFlag, VerboseFlag
 from mlx_mtp.errors import MlxMtpError, ResourceError
 
@@ -36,6 +37,7 @@ EXAMPLES = """Examples:
   mlx-mtp batch prompts.jsonl -o answers.jsonl --model google/gemma-4-E4B-it
   mlx-mtp bench google/gemma-4-E4B-it --quick
   mlx-mtp convert google/gemma-4-E4B-it -o gemma-4-E4B-it-4bit
+  mlx-mtp info google/gemma-4-E4B-it
 
 \b
 Environment:
@@ -58,6 +60,7 @@ app.command(epilog=CHAT_EXAMPLES)(chat)
 app.command(epilog=BATCH_EXAMPLES)(batch)
 app.command(epilog=BENCH_EXAMPLES)(bench)
 app.command(epilog=CONVERT_EXAMPLES)(convert)
+app.command(epilog=INFO_EXAMPLES)(info)
 
 
 def _show_version(wanted: bool) -> None:

@@ -56,7 +56,7 @@ def flat(text: str) -> str:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["--help"], ["chat", "--help"], ["convert", "--help"], ["bench", "--help"]],
+    [[], ["--help"], *([command, "--help"] for command in ("chat", "convert", "bench", "info"))],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
@@ -86,13 +86,13 @@ def test_help_comes_at_once() -> None:
     assert 0 < min(times) < 0.5
 
 
-@pytest.mark.parametrize("command", ["chat", "convert", "bench"])
+@pytest.mark.parametrize("command", ["chat", "convert", "bench", "info"])
 def test_every_option_says_its_default_and_the_help_has_examples(command: str) -> None:
     text = mlx_mtp_command(command, "--help").stdout
     options, examples = text.split("Options:")[1].split("Examples:")
     assert f"mlx-mtp {command} " in examples
     entries = re.split(r"\n  (?=-)", options)[1:]
-    assert len(entries) > 8
+    assert len(entries) > 6
     for entry in entries:
         is_flag = re.match(r"(-\w, )?--[\w-]+(?:, -\w)?(\s{2,}|$)", entry)
         assert is_flag or "default:" in flat(entry) or "[required]" in entry, entry

@@ -36,7 +36,8 @@ FLOORS: dict[str, int] = {
     "mlx_mtp.chat": 6,
     "mlx_mtp.convert": 6,
     "mlx_mtp.measure": 6,
-    "mlx_mtp.cli": 7,
+    "mlx_mtp.info": 7,
+    "mlx_mtp.cli": 8,
 }
 
 
