@@ -265,7 +265,7 @@ def refuse_gguf(path: Path) -> None:
 
 def _gguf(name: str) -> IncompatibleError:
     return IncompatibleError(
-        f"{name} holds GGUF weights, which cannot be converted.",
+        f"{name} holds GGUF weights, which cannot be read.",
         "Give the original checkpoint in safetensors, e.g. google/gemma-4-E4B-it.",
     )
 
