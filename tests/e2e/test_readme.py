@@ -14,6 +14,7 @@ from mlx_mtp.cli.app import run
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 HELP = re.findall(r"```\n\$ mlx-mtp (\w+) --help\n(.*?)```", README, re.DOTALL)
+INFO = re.findall(r"```\n\$ mlx-mtp (info .*)\n((?:.*\n)*?)```", README)
 BATCHES = re.findall(r"^    mlx-mtp (batch .*)$", README, re.MULTILINE)
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
@@ -25,6 +26,7 @@ def flat(text: str) -> str:
 
 def test_there_is_something_to_check() -> None:
     assert [command for command, _ in HELP] == ["chat", "batch", "bench", "convert"]
+    assert len(INFO) == 1
     assert len(PYTHON) == 1
     assert len(BATCHES) == 3
 
@@ -41,6 +43,22 @@ def test_help_is_real(
     real = flat(capsys.readouterr().out)
     for excerpt in re.split(r"^\.\.\.$", shown, flags=re.MULTILINE):
         assert flat(excerpt) in real
+
+
+@pytest.mark.parametrize(("command", "shown"), INFO)
+def test_the_screen_of_info_is_real(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    command: str,
+    shown: str,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("MLX_MTP_CACHE", str(tmp_path))
+    assert run(shlex.split(command)) == 0
+    real = capsys.readouterr().out
+    for excerpt in re.split(r"^\.\.\.\n", shown, flags=re.MULTILINE):
+        assert excerpt in real
 
 
 def test_the_commands_shown_are_those_of_a_conversation() -> None:
