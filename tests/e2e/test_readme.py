@@ -15,7 +15,18 @@ from mlx_mtp.cli.app import run
 README = (Path(__file__).parents[2] / "README.md").read_text()
 HELP = re.findall(r"```\n\$ mlx-mtp (\w+) --help\n(.*?)```", README, re.DOTALL)
 INFO = re.findall(r"```\n\$ mlx-mtp (info .*)\n((?:.*\n)*?)```", README)
-BATCHES = re.findall(r"^    mlx-mtp (batch .*)$", README, re.MULTILINE)
+COMMANDS_SHOWN = [
+    command
+    for command in re.findall(r"^(?:    |\$ |    pip .*&& )mlx-mtp (.*)$", README, re.MULTILINE)
+    if not command.endswith("--help")
+]
+SHORTER = {
+    "chat": ["-p", "Hi.", "--max-tokens", "3"],
+    "batch": ["--model", "pocket", "--max-tokens", "3"],
+    "bench": ["--rows", "1", "--depths", "0,2", "--max-tokens", "4", "--repeat", "1"],
+    "verify": ["--quick", "--max-tokens", "4"],
+}
+"""Options that come last and win."""
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -28,7 +39,8 @@ def test_there_is_something_to_check() -> None:
     assert [command for command, _ in HELP] == ["chat", "batch", "bench", "convert"]
     assert len(INFO) == 1
     assert len(PYTHON) == 1
-    assert len(BATCHES) == 3
+    names = {command.split()[0] for command in COMMANDS_SHOWN}
+    assert names >= {"chat", "batch", "bench", "convert", "info"}
 
 
 @pytest.mark.parametrize(("command", "shown"), HELP)
@@ -76,16 +88,21 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str], code: str) 
     assert len(ids) == 2
 
 
-def test_the_batch_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the bundled pair in the place of a real model, and few tokens."""
     monkeypatch.chdir(tmp_path)
     Path("reviews.csv").write_text("product,review\nlamp,Bright.\nchair,It broke.\n")
     Path("notes").mkdir()
     Path("notes/monday.md").write_text("Bought apples.")
     (request,) = re.findall(r'`(\{"custom_id.*?\})`', README)
     Path("requests.jsonl").write_text(request + "\n")
-    for command in BATCHES:
-        words = [*shlex.split(command), "--model", "pocket", "--max-tokens", "3"]
-        assert run(words) == 0
+    Path("mine.txt").write_text("Count to 9.\n")
+    for command in COMMANDS_SHOWN:
+        name, *words = shlex.split(re.sub(r"google/[\w.-]+", "pocket", command))
+        assert run([name, *words, *SHORTER.get(name, [])]) == 0, command
     assert len(Path("labels.csv").read_text().splitlines()) == 3
     assert json.loads(Path("summaries.jsonl").read_text())["id"] == "monday.md"
     assert json.loads(Path("responses.jsonl").read_text())["custom_id"] == "a"
+    assert Path("speed.png").stat().st_size > 10_000
+    assert Path("gemma-4-E4B-it-4bit/drafter/config.json").is_file()
+    assert not Path("out").exists()
