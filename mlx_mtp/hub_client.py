@@ -18,6 +18,7 @@ from typing import Any
 
 from mlx_mtp.errors import MlxMtpError, ModelNotFoundError, ResourceError
 from mlx_mtp.files import TensorInfo, needed_bytes
+from mlx_mtp.plain import without_tokens
 
 PUBLISHED = tuple(f"google/gemma-4-{size}-it" for size in ("E2B", "E4B", "12B", "26B-A4B", "31B"))
 
@@ -58,6 +59,11 @@ def hub_errors(name: str, revision: str | None) -> Iterator[None]:
             f"{name} is not in the cache, and the hub cannot be reached.",
             "Check the network, or give a folder.",
         ) from error
+    except UnicodeEncodeError as error:
+        raise ModelNotFoundError(
+            "The hub's token has letters that no token has.",
+            "Set HF_TOKEN anew, or run `hf auth login`.",
+        ) from error
     except Exception as error:  # the hub client lets its HTTP library's errors through
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise ResourceError(
@@ -66,7 +72,7 @@ def hub_errors(name: str, revision: str | None) -> Iterator[None]:
             ) from error
         reason = next(iter(str(error).splitlines()), "").strip() or type(error).__name__
         raise ModelNotFoundError(
-            f"{name} could not be downloaded: {reason.rstrip('.')}.",
+            f"{name} could not be downloaded: {without_tokens(reason).rstrip('.')}.",
             "Check the name and the network, then run it again; what has arrived is kept.",
         ) from error
 
@@ -95,7 +101,9 @@ class RemoteModel:
             api = HfApi()
             commit = api.model_info(name, revision=revision).sha
             if commit is None:
-                raise ModelNotFoundError(f"The hub names no commit of {name}.")
+                raise ModelNotFoundError(
+                    f"The hub names no commit of {name}.", "Name a revision, or try again later."
+                )
             tree = api.list_repo_tree(name, recursive=True, revision=commit)
             files = {entry.path: entry.size for entry in tree if isinstance(entry, RepoFile)}
         return cls(name, commit, files)

@@ -17,11 +17,11 @@ from textwrap import fill
 from typing import TextIO
 
 from mlx_mtp.chat.markdown import Markdown, Piece
+from mlx_mtp.plain import without_controls
 
 TOOL_CALL = re.compile(r"<\|tool_call>(?:call:)?(.*?)<tool_call\|>", re.DOTALL)
 PROMPT = "› "  # noqa: RUF001
 _TOOL_START, _TOOL_END = "<|tool_call>", "<tool_call|>"
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _CODES = {
     "": "",
     "bold": "1",
@@ -97,7 +97,7 @@ class Screen:
         """Append text in styles; control characters are left out."""
         out = ""
         for text, style in pieces:
-            shown = _CONTROL.sub("", text)
+            shown = without_controls(text)
             if shown:
                 # Line breaks and blanks look alike in most styles: no codes for them alone.
                 out += shown if shown.isspace() else self._restyled(style) + shown

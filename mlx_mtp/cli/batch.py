@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -44,6 +43,7 @@ from mlx_mtp.cli.options import (
 )
 from mlx_mtp.cli.progress import duration, savings, show_progress
 from mlx_mtp.errors import UsageError
+from mlx_mtp.plain import json_line
 from mlx_mtp.types import MAX_ROWS, RunStats, SamplingParams
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def batch(
             "drafter": work.drafter_name,
             "exact": exact,
         }
-        typer.echo(json.dumps(document, ensure_ascii=False))
+        typer.echo(json_line(document))
     _tell(console, summary, run, output)
     if summary.interrupted:
         raise typer.Exit(INTERRUPTED)

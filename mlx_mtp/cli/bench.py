@@ -29,6 +29,7 @@ from mlx_mtp.cli.options import (
     memory_bytes,
 )
 from mlx_mtp.errors import UsageError
+from mlx_mtp.plain import printable_lines
 from mlx_mtp.types import MAX_DEPTH, MAX_ROWS, SamplingParams
 
 if TYPE_CHECKING:
@@ -274,7 +275,7 @@ def _show(report: Report, *, share: bool, as_json: bool, console: Console) -> No
 
         typer.echo(report_text(report))
         if share:
-            typer.echo("\n" + document["share"] + "\n")
+            typer.echo("\n" + printable_lines(document["share"]) + "\n")
     for warning in report.warnings():
         console.warn(warning)
     if as_json or not sys.stdout.isatty():

@@ -37,6 +37,7 @@ from mlx_mtp.cli.options import (
     drafter_choice,
 )
 from mlx_mtp.errors import UsageError
+from mlx_mtp.plain import printable
 
 if TYPE_CHECKING:
     from mlx_mtp.chat.session import ChatSession
@@ -201,6 +202,6 @@ def _list() -> None:
     for saved, written in found:
         said = turns(sum(message["role"] == "user" for message in saved.messages))
         shown = f"{written:%Y-%m-%d %H:%M}  {said:>9}  {saved.model}  {saved.title}"
-        typer.echo(f"{saved.id}  {shown}")
+        typer.echo(printable(f"{saved.id}  {shown}"))
     if not found:
         typer.echo("There is no conversation yet.", err=True)

@@ -1,7 +1,8 @@
 """What a command says besides its answer. Owns: stderr, and how loud it is.
 
 Answers go to stdout and nothing else does; notes, warnings, statistics and errors go to stderr,
-in plain text where that is no terminal or NO_COLOR is set.
+in plain text where that is no terminal or NO_COLOR is set. Whatever a message quotes, nothing in it
+can work the terminal, and no token of the hub is shown.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+from mlx_mtp.plain import printable, printable_lines, without_tokens
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
@@ -47,7 +50,8 @@ class Console:
     def error(self, message: str, hint: str = "") -> None:
         """What went wrong and what to do about it. With --debug, the traceback first."""
         if self.debug and sys.exc_info()[0] is not None:
-            traceback.print_exc()
+            with suppress(OSError):
+                sys.stderr.write(printable_lines(without_tokens(traceback.format_exc())))
         self._say(f"error: {message}", style="red")
         if hint:
             self._say(f"  {hint}")
@@ -65,12 +69,12 @@ class Console:
         log.setLevel(level)
         if not log.handlers:
             handler = logging.StreamHandler()
-            handler.setFormatter(_LowerCase("%(levelname)s: %(message)s"))
+            handler.setFormatter(_Plain("%(levelname)s: %(message)s"))
             log.addHandler(handler)
 
     def _say(self, text: str, style: str | None = None) -> None:
         with suppress(OSError):  # an answer is worth more than what is said about it
-            self._stderr.print(text, style=style)
+            self._stderr.print(printable(without_tokens(text)), style=style)
 
     @cached_property
     def _stderr(self) -> RichConsole:
@@ -79,9 +83,12 @@ class Console:
         return RichConsole(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-class _LowerCase(logging.Formatter):
+class _Plain(logging.Formatter):
     """Log lines that look like the console's own."""
 
     def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(without_tokens(super().format(record)))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
         record.levelname = record.levelname.lower()
-        return super().format(record)
+        return printable(super().formatMessage(record))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
@@ -21,6 +20,7 @@ from mlx_mtp.cli.options import (
     drafter_choice,
 )
 from mlx_mtp.errors import UsageError
+from mlx_mtp.plain import json_line, printable
 
 Bits = Literal["2", "3", "4", "5", "6", "8", "none"]
 HeadBits = Literal["2", "3", "4", "5", "6", "8", "bf16"]
@@ -198,9 +198,9 @@ def convert(
             console.warn(warning)
         out = folder_of(output)
         if as_json:
-            typer.echo(json.dumps(plan_document(planned, out), ensure_ascii=False))
+            typer.echo(json_line(plan_document(planned, out)))
         else:
-            typer.echo("\n".join(plan_lines(planned, out)))
+            typer.echo("\n".join(map(printable, plan_lines(planned, out))))
         return
     if upload is not None:
         _confirm(upload, yes)
@@ -224,7 +224,7 @@ def convert(
         console.warn(warning)
     url = None if upload is None else _uploaded(report.out, upload)
     if as_json:
-        typer.echo(json.dumps(report_document(report) | {"url": url}, ensure_ascii=False))
+        typer.echo(json_line(report_document(report) | {"url": url}))
     else:
         for line in report_lines(report):
             console.note(line)

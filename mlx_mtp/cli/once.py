@@ -4,18 +4,18 @@ and what is said about it on stderr.
 
 from __future__ import annotations
 
-import json
 import secrets
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from mlx_mtp.chat.figures import idle_drafter, parked_note, stats_line
 from mlx_mtp.chat.settings import Settings
 from mlx_mtp.cli.console import Console
 from mlx_mtp.errors import UsageError
+from mlx_mtp.plain import json_line, without_controls
 from mlx_mtp.types import Chunk, FinishReason, Message, RequestStats
 
 if TYPE_CHECKING:  # loads mlx, which takes seconds
@@ -99,12 +99,10 @@ def receive(chunks: Iterator[Chunk], *, show: bool, show_thinking: bool = False)
             reply.token_ids += chunk.token_ids
             reply.finish_reason = chunk.finish_reason
             reply.stats = chunk.stats or reply.stats
-            if show_thinking and chunk.thinking:
-                sys.stderr.write(chunk.thinking)
-                sys.stderr.flush()
-            if show and chunk.text:
-                sys.stdout.write(chunk.text)
-                sys.stdout.flush()
+            if show_thinking:
+                _show(sys.stderr, chunk.thinking)
+            if show:
+                _show(sys.stdout, chunk.text)
     except KeyboardInterrupt:
         # The engine's own figures come with the last chunk, which will not come any more.
         reply.finish_reason, reply.stats = "cancelled", clock.stats()
@@ -112,6 +110,14 @@ def receive(chunks: Iterator[Chunk], *, show: bool, show_thinking: bool = False)
         sys.stdout.write("\n")
         sys.stdout.flush()
     return reply
+
+
+def _show(stream: TextIO, text: str) -> None:
+    """Write at once what a model wrote: a pipe gets every character, a terminal none that it
+    would obey."""
+    if text:
+        stream.write(without_controls(text) if stream.isatty() else text)
+        stream.flush()
 
 
 class _Clock:
@@ -137,6 +143,5 @@ class _Clock:
 
 def _write_json(document: dict[str, Any]) -> None:
     """One JSON document, in UTF-8 whatever the locale says."""
-    text = json.dumps(document, ensure_ascii=False)
-    sys.stdout.buffer.write(text.encode() + b"\n")
+    sys.stdout.buffer.write(json_line(document).encode() + b"\n")
     sys.stdout.flush()

@@ -6,13 +6,26 @@ import os
 from collections.abc import Iterable
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.segment import Segment
 from rich.table import Table
+
+from mlx_mtp.plain import printable_lines
+
+
+class _PlainConsole(Console):
+    """Names of models and files stand in tables: nothing in them can work the terminal."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable_lines(text), style, control)
 
 
 def as_text(parts: Iterable[RenderableType]) -> str:
     """As wide as stdout and coloured where that shows colours."""
-    console = Console(
+    console = _PlainConsole(
         color_system=None if os.environ.get("NO_COLOR") else "auto",
         highlight=False,
         markup=False,
