@@ -17,7 +17,6 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models import gemma4
 
-from mlx_mtp.config_json import overrides_of
 from mlx_mtp.convert.sources import Source, Stored
 from mlx_mtp.errors import IncompatibleError
 from mlx_mtp.model.drafter import AssistantModel
@@ -28,6 +27,7 @@ from mlx_mtp.model.load import (
     unused_by_drafter,
 )
 from mlx_mtp.pair import DrafterConfig, TargetConfig
+from mlx_mtp.quantization import overrides_of
 
 DTYPES = {
     "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "U16": mx.uint16, "I16": mx.int16,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from mlx_mtp.config_json import QUANTIZATION_MODES
 from mlx_mtp.errors import UsageError
+from mlx_mtp.quantization import QUANTIZATION_MODES
 
 GROUP_SIZES = {"affine": 64, "mxfp4": 32, "nvfp4": 16, "mxfp8": 32}
 """The group size of a mode where none is asked for."""
@@ -251,12 +251,14 @@ def _checked(bits: int | None, group_size: int | None, mode: str) -> Params:
     known = QUANTIZATION_MODES[mode]
     sizes = known.get(bits or 0)
     if sizes is None:
-        raise UsageError(f"{mode} has no {bits} bits.", f"Its bits: {', '.join(map(str, known))}.")
+        raise UsageError(
+            f"{mode} has no {bits} bits.", f"Give one of its bits: {', '.join(map(str, known))}."
+        )
     group_size = GROUP_SIZES[mode] if group_size is None else group_size
     if group_size not in sizes:
         raise UsageError(
             f"{mode} with {bits} bits has no group size {group_size}.",
-            f"Its group sizes: {', '.join(map(str, sizes))}.",
+            f"Give one of its group sizes: {', '.join(map(str, sizes))}.",
         )
     return {"group_size": group_size, "bits": bits, "mode": mode}
 

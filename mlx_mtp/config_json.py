@@ -1,5 +1,5 @@
-"""Reading config.json. Owns: typed look-ups that fail with a sentence, the text model's keys in
-their published flat form, and the quantization block. Knows nothing of pairs or weights.
+"""Reading config.json. Owns: typed look-ups that fail with a sentence, and the text model's keys in
+their published flat form. Knows nothing of pairs or weights.
 
 Three writings of the same model are read: the published flat keys, transformers' newer
 ``per_layer_config`` (which drops ``global_head_dim`` and ``num_global_key_value_heads``), and
@@ -9,30 +9,26 @@ configs whose text keys stand at the top level. Defaults are those of transforme
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, TypeVar
 
 from mlx_mtp.errors import IncompatibleError
+from mlx_mtp.plain import quoted
 
 SLIDING = "sliding_attention"
 FULL = "full_attention"
 LAYER_TYPES = (SLIDING, FULL)
 
-QUANTIZATION_MODES: dict[str, dict[int, tuple[int, ...]]] = {
-    "affine": {bits: (32, 64, 128) for bits in (2, 3, 4, 5, 6, 8)},
-    "mxfp4": {4: (32,)},
-    "nvfp4": {4: (16,)},
-    "mxfp8": {8: (32,)},
-}
-"""mode -> bits -> group sizes that MLX can compute with."""
+MAX_SIZE = 2**31 - 1
+"""Largest size that an array can have in one dimension."""
+MAX_LAYERS = 1024
+"""Most layers of a model, with room: modules are made for each before any file is read."""
 
 # transformers, models/gemma4/configuration_gemma4.py, default_rope_params
 _ROPE_DEFAULTS: dict[str, dict[str, Any]] = {
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
-_FETCH_AGAIN = "Take the config.json of the original checkpoint."
 _REQUIRED: Any = object()
 _T = TypeVar("_T")
 
@@ -49,20 +45,24 @@ class Fields:
 
     def __init__(self, values: Any, where: str) -> None:
         if not isinstance(values, dict):
-            raise IncompatibleError(f"{where} is not a JSON object.", _FETCH_AGAIN)
+            raise IncompatibleError(f"{where} is not a JSON object.", _fetch_again(where))
         self.values: dict[str, Any] = values
         self.where = where
 
     def fail(self, key: str, what: str) -> IncompatibleError:
         """The error that says what is wrong with a key."""
-        return IncompatibleError(f"{self.where}: {key} {what}.", _FETCH_AGAIN)
+        return IncompatibleError(f"{self.where}: {key} {what}.", _fetch_again(self.where))
 
-    def integer(self, key: str, default: _T = _REQUIRED, low: int = 0) -> int | _T:
+    def integer(
+        self, key: str, default: _T = _REQUIRED, low: int = 0, high: int = MAX_SIZE
+    ) -> int | _T:
         value = self._get(key, default)
         if value is default:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise self.fail(key, f"is {value!r}, not a whole number of at least {low}")
+            raise self.fail(key, f"is {quoted(value)}, not a whole number of at least {low}")
+        if value > high:
+            raise self.fail(key, f"is {quoted(value)}, more than {high}")
         return value
 
     def number(self, key: str, default: _T = _REQUIRED) -> float | _T:
@@ -71,13 +71,13 @@ class Fields:
             return default
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not abs(value) < 1e300:  # false for NaN as well
-            raise self.fail(key, f"is {value!r}, not a finite number")
+            raise self.fail(key, f"is {quoted(value)}, not a finite number")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._get(key, default)
         if not isinstance(value, bool):
-            raise self.fail(key, f"is {value!r}, not true or false")
+            raise self.fail(key, f"is {quoted(value)}, not true or false")
         return value
 
     def text(self, key: str, default: _T = _REQUIRED) -> str | _T:
@@ -85,7 +85,7 @@ class Fields:
         if value is default:
             return default
         if not isinstance(value, str):
-            raise self.fail(key, f"is {value!r}, not text")
+            raise self.fail(key, f"is {quoted(value)}, not text")
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...] | None:
@@ -95,7 +95,7 @@ class Fields:
             return None
         ids = value if isinstance(value, list) else [value]
         if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
-            raise self.fail(key, f"is {value!r}, not a token id or a list of them")
+            raise self.fail(key, f"is {quoted(value)}, not a token id or a list of them")
         return tuple(ids)
 
     def nested(self, key: str) -> Fields | None:
@@ -109,6 +109,11 @@ class Fields:
         if default is _REQUIRED:
             raise self.fail(key, "is missing")
         return default
+
+
+def _fetch_again(where: str) -> str:
+    file = where.partition(":")[0].split()[-1]
+    return f"Take the {file} of the original checkpoint."
 
 
 def declared_dtype(config: Fields) -> str | None:
@@ -130,7 +135,7 @@ def flat_text_config(config: Fields) -> dict[str, Any]:
     """
     text = config.nested("text_config") or config
     unified = "unified" in f"{config.text('model_type')} {text.text('model_type', '')}"
-    layers = text.integer("num_hidden_layers", low=1)
+    layers = text.integer("num_hidden_layers", low=1, high=MAX_LAYERS)
     types = _layer_types(text, layers)
     moe = text.flag("enable_moe_block", False)
     need: Any = _REQUIRED if moe else None
@@ -170,11 +175,13 @@ def flat_text_config(config: Fields) -> dict[str, Any]:
         "pad_token_id": text.integer("pad_token_id", 0),
     }
     flat.update(_full_attention_heads(text, flat))
+    _check_sizes(text, flat)
     for key in ("rms_norm_eps", "final_logit_softcapping"):
         if flat[key] is not None and flat[key] <= 0:
             raise text.fail(key, f"is {flat[key]}, not above 0")
     if flat["hidden_activation"] != "gelu_pytorch_tanh":
-        raise text.fail("hidden_activation", f"is {flat['hidden_activation']!r}, not Gemma 4's own")
+        given = quoted(flat["hidden_activation"])
+        raise text.fail("hidden_activation", f"is {given}, not Gemma 4's own")
     if text.text("use_bidirectional_attention", None) == "all":
         raise text.fail("use_bidirectional_attention", "is 'all', so this model writes no text")
     return flat
@@ -189,42 +196,6 @@ def kept_keys(config: Fields) -> dict[str, Any]:
         if key == "architectures" or key.endswith(("_token_id", "_token_index")):
             kept[key] = value
     return deepcopy(kept)
-
-
-def quantization_block(config: Fields) -> dict[str, Any] | None:
-    """The ``quantization`` block of an MLX conversion, per-path overrides included, or None.
-
-    Raises IncompatibleError for a mode that MLX has no kernels for, and for checkpoints
-    quantized by another tool (``quantization_config`` with a ``quant_method``).
-    """
-    text = config.nested("text_config")
-    for scope in (config, text):
-        for key in ("quantization", "quantization_config"):
-            block = None if scope is None else scope.nested(key)
-            if block is None:
-                continue
-            if "bits" not in block.values or "group_size" not in block.values:
-                method = block.text("quant_method", "an unknown tool")
-                raise IncompatibleError(
-                    f"{config.where}: the weights were quantized by {method}, not by MLX.",
-                    "Use the unquantized checkpoint or an MLX conversion of it.",
-                )
-            _check_quantization(block)
-            for path, override in block.values.items():
-                if isinstance(override, dict):
-                    _check_quantization(Fields(override, f"{block.where}: {path}"))
-            return dict(block.values)
-    return None
-
-
-def _check_quantization(block: Fields) -> None:
-    mode = block.text("mode", "affine")
-    bits, group_size = block.integer("bits"), block.integer("group_size")
-    if mode not in QUANTIZATION_MODES:
-        known = ", ".join(QUANTIZATION_MODES)
-        raise block.fail("mode", f"is {mode!r}, not one of {known}")
-    if group_size not in QUANTIZATION_MODES[mode].get(bits, ()):
-        raise block.fail("bits", f"is {bits} with group size {group_size}, unknown to mode {mode}")
 
 
 def _layer_types(text: Fields, layers: int) -> list[str]:
@@ -251,13 +222,34 @@ def _rope_parameters(text: Fields) -> dict[str, dict[str, Any]]:
 def _check_rope(rope: Fields) -> None:
     kind = rope.text("rope_type", "default")
     if kind not in ("default", "linear", "proportional"):
-        raise rope.fail("rope_type", f"is {kind!r}, which Gemma 4 does not use")
+        raise rope.fail("rope_type", f"is {quoted(kind)}, which Gemma 4 does not use")
     if rope.number("rope_theta", 10_000.0) <= 0:
         raise rope.fail("rope_theta", "is not above 0")
     if not 0 < rope.number("partial_rotary_factor", 1.0) <= 1:
         raise rope.fail("partial_rotary_factor", "is not in (0, 1]")
     if rope.number("factor", 1.0 if kind != "linear" else _REQUIRED) <= 0:
         raise rope.fail("factor", "is not above 0")
+
+
+def _check_sizes(text: Fields, flat: dict[str, Any]) -> None:
+    """Refuse what MLX could make no array of, and more experts for a token than there are."""
+    width = max(flat["head_dim"], flat["global_head_dim"])
+    kv_heads = max(flat["num_key_value_heads"], flat["num_global_key_value_heads"] or 0)
+    widths = {
+        "hidden_size": 2 * flat["hidden_size"],
+        "intermediate_size": 2 * flat["intermediate_size"],
+        "moe_intermediate_size": 2 * (flat["moe_intermediate_size"] or 0),
+        "num_attention_heads": width * flat["num_attention_heads"],
+        "num_key_value_heads": width * kv_heads,
+        "hidden_size_per_layer_input": (
+            flat["num_hidden_layers"] * flat["hidden_size_per_layer_input"]
+        ),
+    }
+    for key, size in widths.items():
+        if size > MAX_SIZE:
+            raise text.fail(key, f"needs a matrix of {size:,} rows, more than MLX can hold")
+    if flat["enable_moe_block"] and flat["top_k_experts"] > flat["num_experts"]:
+        raise text.fail("top_k_experts", f"is {flat['top_k_experts']} of {flat['num_experts']}")
 
 
 def _full_attention_heads(text: Fields, flat: dict[str, Any]) -> dict[str, int | None]:
@@ -278,7 +270,9 @@ def _full_attention_heads(text: Fields, flat: dict[str, Any]) -> dict[str, int |
         layer = overrides.nested(str(index)) or Fields({}, overrides.where)
         for key, value in layer.values.items():
             if key not in ("head_dim", "num_key_value_heads") and value != flat.get(key):
-                raise layer.fail(key, f"is {value!r} for one layer only, which MLX cannot express")
+                raise layer.fail(
+                    key, f"is {quoted(value)} for one layer only, which MLX cannot express"
+                )
         head_dim = layer.integer("head_dim", base[0], low=1)
         shapes[layer_type].add((head_dim, layer.integer("num_key_value_heads", base[1], low=1)))
     if len(shapes[FULL]) > 1 or shapes[SLIDING] - {base}:
@@ -290,15 +284,3 @@ def _full_attention_heads(text: Fields, flat: dict[str, Any]) -> dict[str, int |
         "global_head_dim": head_dim,
         "num_global_key_value_heads": kv_heads if flat["attention_k_eq_v"] else None,
     }
-
-
-def overrides_of(
-    quantization: dict[str, Any] | None, module: Callable[[str], str | None] = str
-) -> dict[str | None, Any]:
-    """What a config's quantization block says of single modules.
-
-    Args:
-        module: a name there -> the module's; None: one that is not loaded.
-    """
-    block = quantization or {}
-    return {module(name): value for name, value in block.items() if isinstance(value, dict | bool)}

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
@@ -19,11 +20,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from mlx_mtp.errors import ModelNotFoundError
+from mlx_mtp.plain import quoted
 
 INDEX = "model.safetensors.index.json"
 
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit (safetensors, tensor.rs MAX_HEADER_SIZE)."""
+MAX_DIMENSIONS = 16
+"""Dimensions of a tensor, with room: the number of its elements is computed."""
+MAX_JSON_BYTES = 64 * 2**20
+"""Largest JSON file that is read; an index of 100,000 tensors has a tenth of that."""
+MAX_NESTING = 50
+"""Deepest nesting in a JSON file: one near Python's own limit could not be copied or written."""
 
 _DTYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -31,7 +39,10 @@ _DTYPE_BYTES = {
     "U32": 4, "I32": 4, "F32": 4,
     "U64": 8, "I64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
+_SHOWN = 300
 _SAMPLED_BYTES = 1 << 20
+_UNREAD = (".gguf", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".npz")
+"""Weights that are never read: most of these run code when they are."""
 _AGAIN = "Download or copy the model again."
 
 
@@ -51,23 +62,36 @@ class PlacedTensor(NamedTuple):
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises ModelNotFoundError: absent, unreadable or damaged."""
+    """A JSON object from a file. Raises ModelNotFoundError: absent, unreadable, damaged or absurdly
+    large or deep."""
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(_bounded_bytes(path))
     except FileNotFoundError as error:
         raise ModelNotFoundError(f"{path} is missing.", _AGAIN) from error
     except OSError as error:
-        raise ModelNotFoundError(f"{path} cannot be read: {error.strerror}.") from error
+        raise ModelNotFoundError(
+            f"{path} cannot be read: {error.strerror}.", "Check its permissions."
+        ) from error
     except (ValueError, RecursionError) as error:
         raise ModelNotFoundError(f"{path} is not valid JSON.", _AGAIN) from error
     if not isinstance(values, dict):
         raise ModelNotFoundError(f"{path} holds no JSON object.", _AGAIN)
+    if is_nested_deeper(values, MAX_NESTING):
+        raise ModelNotFoundError(f"{path} is nested deeper than {MAX_NESTING}.", _AGAIN)
     return values
 
 
 def read_optional_json(path: Path) -> dict[str, Any] | None:
     """As `read_json`, but None where there is no such file."""
     return read_json(path) if path.exists() else None
+
+
+def is_nested_deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects lie within each other more than so many times."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(is_nested_deeper(item, levels - 1) for item in inner)
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
@@ -128,7 +152,7 @@ def weight_files(path: Path) -> list[Path]:
         shown = ", ".join(missing[:5]) + (" and others" if len(missing) > 5 else "")
         raise ModelNotFoundError(f"{path} lacks {shown}.", "Download the model again.")
     if not names:
-        others = sorted(p.name for p in path.glob("*") if p.suffix in (".gguf", ".bin", ".pt"))
+        others = sorted(p.name for p in path.glob("*") if p.suffix in _UNREAD)
         found = f" (only {others[0]})" if others else ""
         raise ModelNotFoundError(
             f"{path} holds no model*.safetensors{found}.", "Use a checkpoint in safetensors format."
@@ -222,7 +246,9 @@ def fingerprint(folder: Path) -> str:
                     digest.update(stream.read(_SAMPLED_BYTES))
         elif file.suffix in (".json", ".jinja", ".model") and file.is_file():
             digest.update(f"{file.name} ".encode())
-            digest.update(file.read_bytes())
+            with file.open("rb") as stream:
+                while piece := stream.read(_SAMPLED_BYTES):
+                    digest.update(piece)
     return digest.hexdigest()[:16]
 
 
@@ -236,10 +262,20 @@ def indexed_files(index: Path) -> list[str]:
         # only files of this very folder: an index must not make us read anything else
         if not isinstance(name, str) or not re.fullmatch(r"[\w][\w.-]*\.safetensors", name):
             raise ModelNotFoundError(
-                f"{index} names {name!r}, which is not a weight file of that folder.", _AGAIN
+                f"{index} names {quoted(name)}, which is not a weight file of that folder.", _AGAIN
             )
         names.add(name)
     return sorted(names)
+
+
+def _bounded_bytes(path: Path) -> bytes:
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+        raise ModelNotFoundError(f"{path} is not a regular file.", _AGAIN)
+    if status.st_size > MAX_JSON_BYTES:
+        most = MAX_JSON_BYTES // 2**20
+        raise ModelNotFoundError(f"{path} is larger than {most} MiB, which no config is.", _AGAIN)
+    return path.read_bytes()
 
 
 def _tensor(file: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
@@ -247,9 +283,11 @@ def _tensor(file: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
     offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise _damaged(file, f"the header's entry for {name} has no shape and data_offsets")
+    if len(shape) > MAX_DIMENSIONS or max([*shape, *offsets]) >= 2**63:
+        raise _damaged(file, f"{name} has a shape or offsets that no tensor has")
     dtype = entry.get("dtype")
     if not isinstance(dtype, str) or dtype not in _DTYPE_BYTES:
-        raise _damaged(file, f"{name} is of the unknown dtype {dtype!r}")
+        raise _damaged(file, f"{name} is of the unknown dtype {quoted(dtype)}")
     begin, end = offsets
     nbytes = math.prod(shape) * _DTYPE_BYTES[dtype]
     if end - begin != nbytes:
@@ -271,4 +309,5 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _damaged(file: Path, what: str) -> ModelNotFoundError:
-    return ModelNotFoundError(f"{file} is damaged: {what}.", _AGAIN)
+    shown = what if len(what) <= _SHOWN else f"{what[:_SHOWN]}..."  # names may have any length
+    return ModelNotFoundError(f"{file} is damaged: {shown}.", _AGAIN)

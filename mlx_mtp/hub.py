@@ -18,14 +18,14 @@ from pathlib import Path
 from mlx_mtp.errors import MlxMtpError, ModelNotFoundError
 from mlx_mtp.files import read_json, weight_files
 from mlx_mtp.hub_client import PUBLISHED, hub_errors
+from mlx_mtp.links import refuse_links_out
 
 __all__ = ["BUNDLED", "ModelFiles", "choose_drafter", "find_drafter", "resolve"]
 
 log = logging.getLogger("mlx_mtp")
 
-BUNDLED = {
-    name: Path(__file__).parent / "data" / name / "target" for name in ("pocket", "pocket-moe")
-}
+_DATA = Path(__file__).parent / "data"
+BUNDLED = {name: _DATA / name / "target" for name in ("pocket", "pocket-moe")}
 """Models that come with the package: one in E-series shape, one with experts."""
 
 _WANTED = [
@@ -127,7 +127,7 @@ def find_drafter_here(name: str, path: Path | None) -> ModelFiles | None:
     """As `find_drafter`, but nothing is asked of the hub; path None: the target is there alone."""
     beside = None if path is None else drafter_beside(path)
     if beside is not None:
-        return ModelFiles(_short_name(beside), beside, _revision(beside))
+        return ModelFiles(_short_name(beside), _checked(beside, str(beside)), _revision(beside))
     found = (_cached(candidate, None)[0] for candidate in drafters_on_hub(name, path))
     return next((files for files in found if files is not None), None)
 
@@ -199,7 +199,22 @@ def _expanded(name: str) -> Path:
 
 
 def _checked(path: Path, name: str) -> Path:
-    """The folder itself, if it holds a model."""
+    """The folder itself, if it holds a model, all of it in there."""
+    try:
+        _check(path, name)
+    except OSError as error:
+        raise ModelNotFoundError(
+            f"{name} cannot be read: {error.strerror}.", "Check its permissions."
+        ) from error
+    return path
+
+
+def _check(path: Path, name: str) -> None:
+    if path.suffix.lower() == ".gguf":
+        raise ModelNotFoundError(
+            f"{name} is a GGUF file, which this program cannot read.",
+            "Give the original checkpoint in safetensors format.",
+        )
     if path.is_file():
         raise ModelNotFoundError(f"{name} is a file.", "Give the folder that holds config.json.")
     if not path.is_dir():
@@ -209,12 +224,18 @@ def _checked(path: Path, name: str) -> Path:
             f"Did you mean {near[0]}?" if near else f"Give a folder or an id like {PUBLISHED[1]}.",
         )
     if not (path / "config.json").is_file():
+        if (path / "adapter_config.json").is_file():
+            raise ModelNotFoundError(
+                f"{name} holds an adapter and no model.",
+                "Merge it into the model that it was trained on.",
+            )
         inside = [sub.name for sub in sorted(path.iterdir()) if (sub / "config.json").is_file()]
         raise ModelNotFoundError(
             f"{name} holds no config.json.",
             f"Did you mean {Path(name) / inside[-1]}?" if inside else "Give a model's folder.",
         )
-    return path
+    if not path.is_relative_to(_DATA):  # an installer may have linked those to its own store
+        refuse_links_out(path)
 
 
 def _is_complete(path: Path) -> bool:

@@ -12,14 +12,16 @@ from typing import Any, Literal
 
 from mlx_mtp.config_json import (
     FULL,
+    MAX_SIZE,
     Fields,
     declared_dtype,
     flat_text_config,
     kept_keys,
-    quantization_block,
 )
 from mlx_mtp.errors import IncompatibleError
 from mlx_mtp.generation_config import GenerationDefaults
+from mlx_mtp.plain import quoted
+from mlx_mtp.quantization import quantization_block
 
 __all__ = ["DrafterConfig", "Family", "GenerationDefaults", "TargetConfig", "check_pair"]
 
@@ -191,7 +193,7 @@ class DrafterConfig(_Model):
             raise IncompatibleError(
                 f"{source or 'This model'} is a target ({model_type}), not a drafter.",
                 f"Its drafter is {source}-assistant."
-                if source and "/" in source and not source.startswith(("/", "."))
+                if "/gemma-4-" in source.lower() and not source.startswith(("/", "."))
                 else "Drafters are named like their target with -assistant added.",
             )
         if model_type not in DRAFTER_TYPES:
@@ -208,7 +210,7 @@ class DrafterConfig(_Model):
             raise fields.fail("num_centroids", f"is {centroids} for {vocab} tokens and top {top_k}")
         return cls(
             **_common(fields, text),
-            backbone_hidden_size=fields.integer("backbone_hidden_size", low=1),
+            backbone_hidden_size=fields.integer("backbone_hidden_size", low=1, high=MAX_SIZE // 2),
             use_ordered_embeddings=ordered,
             num_centroids=centroids,
             centroid_top_k=top_k,
@@ -278,7 +280,7 @@ def _mismatch(what: str, target: Any, drafter: Any) -> IncompatibleError:
 
 def _unknown_type(source: str, model_type: str, known: tuple[str, ...]) -> IncompatibleError:
     return IncompatibleError(
-        f"{source or 'This model'} is of type {model_type!r}, which this program cannot run.",
+        f"{source or 'This model'} is of type {quoted(model_type)}, which this program cannot run.",
         f"Known types: {', '.join(known)}.",
     )
 

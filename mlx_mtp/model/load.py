@@ -18,7 +18,6 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import gemma4
 from mlx_lm.utils import infer_quant_config
 
-from mlx_mtp.config_json import QUANTIZATION_MODES, overrides_of
 from mlx_mtp.errors import (
     IncompatibleError,
     ModelNotFoundError,
@@ -28,6 +27,7 @@ from mlx_mtp.errors import (
 from mlx_mtp.files import read_headers, weight_files
 from mlx_mtp.model.drafter import AssistantModel
 from mlx_mtp.pair import DrafterConfig, TargetConfig
+from mlx_mtp.quantization import QUANTIZATION_MODES, overrides_of
 
 log = logging.getLogger("mlx_mtp")
 
