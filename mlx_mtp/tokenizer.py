@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jinja2 import TemplateSyntaxError
+from jinja2.exceptions import SecurityError
 from mlx_lm.tokenizer_utils import (
     BPEStreamingDetokenizer,
     SPMStreamingDetokenizer,
@@ -18,14 +20,17 @@ from mlx_lm.tokenizer_utils import (
 )
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
-from mlx_mtp.errors import ModelNotFoundError, UsageError, nearest_hint
+from mlx_mtp.errors import ModelNotFoundError, UsageError
+from mlx_mtp.files import read_optional_json
+from mlx_mtp.messages import checked_messages
 from mlx_mtp.types import Message
 
-ROLES = ("system", "developer", "user", "assistant", "model", "tool")
 CHANNEL_START, CHANNEL_END = "<|channel>", "<channel|>"
 TOOL_MARKERS = ("<|tool_call>", "<tool_call|>", '<|"|>')
 """Special tokens that stay in the text: without them a caller could not parse a tool call."""
 
+_LONGEST = 300
+"""Characters of another program's message that are passed on."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 
@@ -68,7 +73,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path, eos_token_ids: Sequence[int] | None = None) -> Tokenizer:
-        """Load from a model folder; never from the network.
+        """Load from a model folder; never from the network, and no code of the checkpoint's runs.
 
         Raises:
             ModelNotFoundError: the folder has no tokenizer, or it cannot be read.
@@ -79,10 +84,20 @@ class Tokenizer:
                 f"There is no tokenizer in {folder}.",
                 "Take tokenizer.json and tokenizer_config.json from the original checkpoint.",
             )
+        read_optional_json(folder / "tokenizer_config.json")
         try:
             ids = None if eos_token_ids is None else list(eos_token_ids)
-            return cls(load_tokenizer(folder, eos_token_ids=ids))
-        except Exception as error:  # transformers and tokenizers raise all kinds, bare ones too
+            # where nothing is said, transformers asks at the terminal whether code may run
+            return cls(load_tokenizer(folder, {"trust_remote_code": False}, ids))
+        except BaseException as error:  # transformers raises all kinds, tokenizers' Rust panics
+            if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+                raise
+            if "trust_remote_code" in str(error):
+                raise ModelNotFoundError(
+                    f"The tokenizer in {folder} needs Python code that comes with it, and no "
+                    "code of a model is ever run.",
+                    "Use a checkpoint whose tokenizer_config.json has no auto_map.",
+                ) from error
             raise ModelNotFoundError(
                 f"The tokenizer in {folder} cannot be read: {_first_line(error)}.",
                 "Take the tokenizer files and config.json from the original checkpoint.",
@@ -106,24 +121,35 @@ class Tokenizer:
     def render_chat(self, messages: Sequence[Message], *, thinking: bool = False) -> str:
         """The same as text.
 
+        The template is a program of the checkpoint's author. Jinja's sandbox keeps it from files,
+        the network and Python's internals, but not from taking long; Ctrl-C ends it.
+
         Raises:
             UsageError: there is no chat template, or the conversation does not fit it.
+            ModelNotFoundError: the template is damaged.
         """
         if not self._wrapper.has_chat_template:
             raise UsageError(
                 "This model has no chat template.",
                 "Use the instruction-tuned model (its name ends in -it), or give token ids.",
             )
-        checked = _checked_messages(messages)
+        checked = checked_messages(messages)
         try:
             text: str = self._wrapper.apply_chat_template(
                 checked, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
             )
-        except Exception as error:  # a template is a program of the checkpoint's author
+        except TemplateSyntaxError as error:
+            where = f"is damaged at line {error.lineno}"
+            raise _bad_template(f"{where}: {_first_line(error)}") from error
+        except SecurityError as error:
+            raise _bad_template(f"does what none may do: {_first_line(error)}") from error
+        except Exception as error:
             raise UsageError(
                 f"The model's chat template refuses this conversation: {_first_line(error)}.",
                 "Check the roles, their order and the contents, or the template itself.",
             ) from error
+        if not text:
+            raise _bad_template("writes nothing")
         return text
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -266,45 +292,19 @@ class TextStream:
         return 0
 
 
-def _checked_messages(messages: Sequence[Message]) -> list[Message]:
-    """Messages with plain text contents. Raises UsageError that names the first bad one."""
-    if not messages:
-        raise UsageError("The conversation is empty.", "Give at least one message.")
-    return [_checked_message(message, n) for n, message in enumerate(messages, start=1)]
-
-
-def _checked_message(message: Message, n: int) -> Message:
-    if not isinstance(message, dict):
-        raise UsageError(
-            f"Message {n} is not a mapping.", 'Give messages as {"role": ..., "content": ...}.'
-        )
-    role = message.get("role")
-    if role is None:
-        raise UsageError(f"Message {n} has no role.", f"Known: {', '.join(ROLES)}.")
-    if role not in ROLES:
-        hint = nearest_hint(str(role), ROLES)
-        raise UsageError(f"Message {n} has the unknown role {role!r}.", hint)
-    content = message.get("content")
-    if isinstance(content, str) or (content is None and message.get("tool_calls")):
-        return message
-    if content is None:
-        raise UsageError(f"Message {n} has no content.", "Give its text as content.")
-    if not isinstance(content, list) or not content:
-        raise UsageError(f"The content of message {n} is not text.", "Give a string.")
-    # Some templates read the first part only, so all of them get one string.
-    return {**message, "content": "".join(_part_text(part, n) for part in content)}
-
-
-def _part_text(part: Any, n: int) -> str:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise UsageError(
-        f"Message {n} has a part of type {kind!r}, and only text can be read.",
-        "Leave images, audio and video out.",
+def _bad_template(what: str) -> ModelNotFoundError:
+    return ModelNotFoundError(
+        f"The model's chat template {what}.",
+        "Take chat_template.jinja from the original checkpoint.",
     )
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].rstrip(".: ")
+    if isinstance(error, KeyError):  # it says no more than the key
+        lines = [f"{lines[0]} is missing"]
+    if isinstance(error, MemoryError):
+        lines = ["it needs more memory than there is"]
+    if isinstance(error, RecursionError):
+        lines = ["it calls itself without end"]
+    return lines[0][:_LONGEST].rstrip(".: ")
