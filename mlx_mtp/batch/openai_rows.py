@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlx_mtp.batch.rows import Row, RowOptions, checked_messages, make_row
+from mlx_mtp.batch.unserved import UNSERVED, unserved
 from mlx_mtp.errors import UsageError, nearest_hint
 
 URL = "/v1/chat/completions"
@@ -25,35 +26,14 @@ _IGNORED = (
 )  # fmt: skip
 """What an answer's text does not depend on (parallel_tool_calls: without tools)."""
 
-_NO_TOOLS = "tools cannot be called in a batch"
-_NO_AUDIO = "only text can be written"
-_NO_PENALTY = "penalties are not computed"
-_NO_LOGPROBS = "log probabilities are not reported"
-_REFUSED = {
-    "tools": _NO_TOOLS,
-    "tool_choice": _NO_TOOLS,
-    "functions": _NO_TOOLS,
-    "function_call": _NO_TOOLS,
-    "web_search_options": _NO_TOOLS,
-    "response_format": "the output cannot be held to a format",
-    "logprobs": _NO_LOGPROBS,
-    "top_logprobs": _NO_LOGPROBS,
-    "presence_penalty": _NO_PENALTY,
-    "frequency_penalty": _NO_PENALTY,
-    "logit_bias": "tokens cannot be biased",
-    "modalities": _NO_AUDIO,
-    "audio": _NO_AUDIO,
-    "stream": "a batch writes whole answers",
-    "stream_options": "a batch writes whole answers",
-    "prediction": "predicted outputs are not used",
-    "reasoning_effort": "thinking is switched for the whole batch",
-    "verbosity": "the model has no such setting",
-}
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none",),
     "function_call": ("none",),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
+    "best_of": (1,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
 }
 """Values that ask for what happens anyway, besides null, false, 0 and empty ones."""
 
@@ -124,13 +104,11 @@ def _check_keys(body: Mapping[str, Any]) -> None:
     for key, value in body.items():
         if key in _SERVED or key in _IGNORED:
             continue
-        if key not in _REFUSED:
+        if key not in UNSERVED:
             known = (*_SERVED, *_IGNORED)
             raise UsageError(f"Unknown key {key!r} in the body.", nearest_hint(key, known))
         if value and value not in _NEUTRAL.get(key, ()):
-            raise UsageError(
-                f"The body has {key}, but {_REFUSED[key]}.", "Take it out if you can do without."
-            )
+            raise unserved("body", key)
     choices = body.get("n")
     if choices is not None and (choices != 1 or isinstance(choices, bool)):
         raise UsageError(f"n is {choices!r}.", "Each row has one answer: write n rows.")

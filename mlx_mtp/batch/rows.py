@@ -12,21 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from typing import Any
-from unicodedata import category
 
 from mlx_mtp.batch.template import parse_template
+from mlx_mtp.batch.unserved import UNSERVED, unserved
 from mlx_mtp.errors import UsageError, nearest_hint
+from mlx_mtp.messages import ROLES
+from mlx_mtp.plain import printable, quoted
 from mlx_mtp.types import Message, SamplingParams
-
-ROLES = ("system", "developer", "user", "assistant", "model", "tool")
-"""As in the tokenizer, which cannot be imported here: it loads mlx."""
 
 PARAM_NAMES = tuple(item.name for item in fields(SamplingParams))
 MAX_SENTENCE = 300
 """Most characters of a bad row's sentence: it may quote a value of any length."""
-
-_UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")
-"""Unicode's categories: control characters, surrogates, ends of lines and paragraphs."""
 
 _MODEL_DEFAULTS = SamplingParams()
 _ROW_KEYS = ("id", "prompt", "messages", *PARAM_NAMES)
@@ -125,8 +121,10 @@ def simple_row(record: Mapping[str, Any], index: int, place: str, options: RowOp
         messages = _user_message(parse_template(options.template).fill(record))
         return make_row(index, place, record.get("id"), messages, own, options)
     for key in record:
+        if key in UNSERVED:
+            raise unserved("row", key)
         if key not in _ROW_KEYS:
-            raise UsageError(f"Unknown key {key!r}.", nearest_hint(key, _ROW_KEYS))
+            raise UsageError(f"Unknown key {quoted(key)}.", nearest_hint(key, _ROW_KEYS))
     prompt, given = record.get("prompt"), record.get("messages")
     if (prompt is None) == (given is None):
         which = "neither prompt nor messages" if prompt is None else "both prompt and messages"
@@ -143,15 +141,6 @@ def bad_row(index: int, place: str, error: UsageError, row_id: object = None) ->
     except UsageError:
         name = None
     return BadRow(index, place, name, printable(text))
-
-
-def printable(text: str) -> str:
-    """What a terminal can show: control characters, which could change its state, and halves of
-    surrogate pairs as escapes."""
-    return "".join(
-        char.encode("unicode_escape").decode() if category(char) in _UNPRINTABLE else char
-        for char in text
-    )
 
 
 def row_key(row: Row, model: str, thinking: bool, *, exact: bool = False) -> str:
@@ -221,6 +210,8 @@ def _check_message(message: Any, n: int) -> None:
     if not isinstance(message, dict):
         raise UsageError(f"Message {n} is not an object.", "Give its role and content.")
     role, content = message.get("role"), message.get("content")
+    if role is None:
+        raise UsageError(f"Message {n} has no role.", f"Known: {', '.join(ROLES)}.")
     if not isinstance(role, str) or role not in ROLES:
         raise UsageError(
             f"Message {n} has the unknown role {role!r}.", nearest_hint(str(role), ROLES)

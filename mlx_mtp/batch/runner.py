@@ -22,12 +22,13 @@ from mlx_mtp.batch.index import Counts, Index
 from mlx_mtp.batch.journal import Journal
 from mlx_mtp.batch.output import RecordWriter, error_record, make_record
 from mlx_mtp.batch.paths import AGAIN, check_output, check_paths, replace_output
-from mlx_mtp.batch.rows import BadRow, Row, bad_row, printable, row_key
+from mlx_mtp.batch.rows import BadRow, Row, bad_row, row_key
 from mlx_mtp.batch.sources import open_source
 from mlx_mtp.batch.types import BatchOptions, Problems, Summary
 from mlx_mtp.errors import MlxMtpError, UsageError
 from mlx_mtp.files import fingerprint
 from mlx_mtp.hub import ModelFiles
+from mlx_mtp.plain import printable
 from mlx_mtp.types import MAX_ROWS, Request, RequestStats, Result
 
 if TYPE_CHECKING:  # these load mlx, which takes seconds, and `survey` does without

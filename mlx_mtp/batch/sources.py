@@ -21,7 +21,6 @@ from mlx_mtp.batch.rows import (
     Row,
     RowOptions,
     bad_row,
-    printable,
     prompt_row,
 )
 from mlx_mtp.batch.template import parse_template
@@ -34,6 +33,7 @@ from mlx_mtp.batch.text_sources import (
     unreadable,
 )
 from mlx_mtp.errors import ResourceError, UsageError, nearest_hint
+from mlx_mtp.plain import printable
 
 __all__ = ["SOURCE_KINDS", "FolderSource", "Source", "open_source"]
 

@@ -21,6 +21,7 @@ from mlx_mtp.batch.rows import (
 )
 from mlx_mtp.batch.template import parse_template
 from mlx_mtp.errors import UsageError
+from mlx_mtp.files import is_nested_deeper
 
 MAX_RECORD_BYTES = 64 * 2**20
 """Longest line, CSV field or file that is read."""
@@ -159,7 +160,8 @@ def parse_object(text: str) -> dict[str, Any]:
         raise _too_deep() from error
     if not isinstance(value, dict):
         raise UsageError("The line is not a JSON object.", 'Write {"prompt": "..."}.')
-    _check_nesting(value, MAX_NESTING)
+    if is_nested_deeper(value, MAX_NESTING):
+        raise _too_deep()
     return value
 
 
@@ -189,14 +191,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise UsageError(f"The line has {name}, which is not JSON.", "Leave it out or write null.")
-
-
-def _check_nesting(value: Any, left: int) -> None:
-    if isinstance(value, dict | list):
-        if left == 0:
-            raise _too_deep()
-        for item in value.values() if isinstance(value, dict) else value:
-            _check_nesting(item, left - 1)
 
 
 def _too_deep() -> UsageError:

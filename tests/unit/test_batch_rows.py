@@ -97,7 +97,7 @@ def test_a_system_message_is_added_where_there_is_none() -> None:
         ({"messages": []}, "The messages are not a list with at least one message. Give ["),
         ({"messages": "hi"}, "The messages are not a list with at least one message. Give ["),
         ({"messages": ["hi"]}, "Message 1 is not an object. Give its role and content."),
-        ({"messages": [{"content": "a"}]}, "Message 1 has the unknown role None. Known: system,"),
+        ({"messages": [{"content": "a"}]}, "Message 1 has no role. Known: system,"),
         (
             {"messages": [*HI, {"role": "asistant", "content": "a"}]},
             "Message 2 has the unknown role 'asistant'. Did you mean assistant?",
