@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import platform
+from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -77,7 +78,8 @@ def _folder() -> Path:
 def cache_folder() -> Path:
     """Of all that is learned about this machine."""
     if own := os.environ.get(CACHE_VARIABLE):
-        return Path(own).expanduser()
+        with suppress(RuntimeError):  # ~ stands for no known user
+            return Path(own).expanduser()
     from platformdirs import user_cache_path
 
     return user_cache_path("mlx-mtp", appauthor=False)

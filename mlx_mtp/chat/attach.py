@@ -22,8 +22,12 @@ def as_text(path: Path) -> str:
 def _read(path: Path) -> str:
     kind = (mimetypes.guess_type(path.name)[0] or "").split("/")[0]
     if kind in _NO_TEXT:
-        raise UsageError(f"{path} is {_NO_TEXT[kind]}, and only text can be read.", "")
+        raise UsageError(
+            f"{path} is {_NO_TEXT[kind]}, and only text can be read.", "Name a text file."
+        )
     try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is not a regular file.", "Name a text file.")
         if path.stat().st_size > MOST_FILE_BYTES:
             raise UsageError(f"{path} is larger than any context.", "Take a part of it.")
         return path.read_text(encoding="utf-8")

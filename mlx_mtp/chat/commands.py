@@ -5,7 +5,6 @@ conversation. Writes to the screen it is given; reads no keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from mlx_mtp.chat.attach import as_text
@@ -13,7 +12,7 @@ from mlx_mtp.chat.figures import chart, gigabytes, long_stats_line, thousands, t
 from mlx_mtp.chat.render import Screen
 from mlx_mtp.chat.session import ChatSession
 from mlx_mtp.chat.settings import SETTINGS, THINKING
-from mlx_mtp.chat.store import Store, save_copy
+from mlx_mtp.chat.store import Store, expanded, save_copy
 from mlx_mtp.errors import UsageError, nearest
 from mlx_mtp.types import Chunk
 
@@ -92,7 +91,7 @@ class Commands:
         return "edit"
 
     def _file(self, text: str) -> Outcome:
-        path = Path(text.strip("'\"")).expanduser()
+        path = expanded(text.strip("'\""))
         part = as_text(path)
         self.chat.attached.append(part)
         tokens = len(self.chat.llm.tokenizer.encode(part))
@@ -146,7 +145,7 @@ class Commands:
 
     def _save(self, text: str) -> Outcome:
         if text:
-            path = Path(text).expanduser()
+            path = expanded(text)
             save_copy(self.chat.saved, path)
             self.screen.note(f"saved to {path}")
             return None

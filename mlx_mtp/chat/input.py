@@ -24,6 +24,7 @@ from prompt_toolkit.shortcuts import CompleteStyle
 
 from mlx_mtp.chat.commands import completions
 from mlx_mtp.chat.render import PROMPT
+from mlx_mtp.chat.store import make_private
 from mlx_mtp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -95,7 +96,10 @@ def edit(text: str) -> str:
             message = f"The editor {editor} cannot be run: {error}."
             raise UsageError(message, "Name another in EDITOR.") from error
     if code:
-        raise UsageError(f"The editor {editor} ended with {code}; nothing was sent.", "")
+        raise UsageError(
+            f"The editor {editor} ended with {code}; nothing was sent.",
+            "Leave it without an error, or name another in EDITOR.",
+        )
     return edited.strip("\n")
 
 
@@ -104,8 +108,10 @@ def _history(path: Path | None) -> History:
     if path is None:
         return InMemoryHistory()
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+        make_private(path.parent)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.fchmod(descriptor, 0o600)  # it may have been copied from elsewhere
+        os.close(descriptor)
     except OSError:
         return InMemoryHistory()
     return _Forgiving(str(path))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_mtp.errors import ResourceError, UsageError
-from mlx_mtp.files import replace_text
+from mlx_mtp.files import MAX_NESTING, is_nested_deeper, replace_text
 from mlx_mtp.types import Message
 
 HOME_VARIABLE = "MLX_MTP_HOME"
@@ -53,12 +53,26 @@ class Saved:
 
 
 def home() -> Path:
-    """The folder of everything that chats keep."""
+    """The folder of everything that chats keep. Raises UsageError as `expanded`."""
     if own := os.environ.get(HOME_VARIABLE):
-        return Path(own).expanduser()
+        return expanded(own)
     from platformdirs import user_data_path
 
     return user_data_path("mlx-mtp", appauthor=False)
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, where it is not there, that only this user can enter. Raises OSError."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def expanded(name: str) -> Path:
+    """The path that a user names. Raises UsageError: ~ stands for no known user."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{name} names no user's folder.", "Write the path out.") from error
 
 
 def new_id() -> str:
@@ -94,7 +108,8 @@ class Store:
             saved.id = new_id()
             path = self.path(saved.id)
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self.folder.parent)
+            make_private(self.folder)
         except OSError as error:
             raise _unwritable(self.folder, error) from error
         write_private(path, _document(saved))
@@ -105,10 +120,10 @@ class Store:
     def load(self, name: str) -> Saved:
         """A conversation by its id, or from a file. Raises UsageError: there is none."""
         path = self.path(name)
-        is_own = path.parent == self.folder and path.exists()
+        is_own = path.parent == self.folder and _is_file(path)
         if not is_own:
-            path = Path(name).expanduser()
-        if not path.is_file():
+            path = expanded(name)
+        if not _is_file(path):
             raise UsageError(
                 f"There is no conversation {name}.", "See `mlx-mtp chat --list` for their names."
             )
@@ -157,7 +172,8 @@ def read(path: Path) -> Saved:
     messages = document.get("messages")
     settings = document.get("settings", {})
     if (
-        not isinstance(messages, list)
+        is_nested_deeper(document, MAX_NESTING)
+        or not isinstance(messages, list)
         or not all(map(_is_message, messages))
         or not isinstance(settings, dict)
     ):
@@ -203,6 +219,13 @@ def _is_message(message: object) -> bool:
         and message.get("role") in ROLES
         and isinstance(message.get("content"), str)
     )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name too long, for example
+        return False
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -174,7 +174,7 @@ def test_files_go_with_the_next_message(chat: ChatSession, tmp_path: Path) -> No
         ("cat.png", "is an image, and only text"),
         ("latin.txt", "is not UTF-8"),
         ("none.txt", "cannot be read: No such file"),
-        ("", "cannot be read: Is a directory"),
+        ("", "is not a regular file"),
     ):
         with pytest.raises(UsageError, match=message):
             run(chat, f"/file {tmp_path}/{name}")
