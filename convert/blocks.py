@@ -20,6 +20,7 @@ from mlx_mtp.convert.tensors import TOWERS, TensorPlan
 from mlx_mtp.errors import IncompatibleError, ModelNotFoundError, ResourceError
 from mlx_mtp.files import PlacedTensor, read_places
 
+_AGAIN = "run the same command again: it goes on where it was."
 _RAW = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 _INFINITE = {"BF16": (np.int16, 0x7F80), "F16": (np.int16, 0x7C00), "F32": (np.int32, 0x7F800000)}
 """Of floating dtypes, the integers of their width and the one that stands for infinity."""
@@ -73,7 +74,9 @@ class Reader:
             array = mx.zeros((end - begin, width), dtype=_RAW[dtype.size])
             mx.eval(array)
         except RuntimeError as error:  # MLX has no memory for it
-            raise ResourceError(f"There is no memory for rows of {name}.") from error
+            raise ResourceError(
+                f"There is no memory for rows of {name}.", f"Free some memory and {_AGAIN}"
+            ) from error
         host = np.array(array, copy=False)
         target = host.reshape(-1).data.cast("B")
         row_bytes, position = width * dtype.size, 0
@@ -100,7 +103,9 @@ class Reader:
             try:
                 descriptor = os.open(file, os.O_RDONLY)
             except OSError as error:
-                raise ModelNotFoundError(f"{file} cannot be read: {error.strerror}.") from error
+                raise ModelNotFoundError(
+                    f"{file} cannot be read: {error.strerror}.", f"Check the disk and {_AGAIN}"
+                ) from error
             self._open[file] = descriptor, places
         return self._open[file]
 
@@ -145,7 +150,9 @@ def encode(tensor: TensorPlan, stored: list[mx.array]) -> list[mx.array]:
         return [stored[0].astype(DTYPES[tensor.outputs[0].info.dtype])]
     params = tensor.params
     if params is None:
-        raise IncompatibleError(f"{tensor.name} has no quantization.")
+        raise IncompatibleError(
+            f"{tensor.name} has no quantization.", "Convert the original checkpoint."
+        )
     if tensor.action == "dequantize":
         return [dequantized(stored, params).astype(DTYPES[tensor.outputs[0].info.dtype])]
     weight = stored[0].astype(tensor.quantized_from)
@@ -182,7 +189,9 @@ def _read_into(descriptor: int, target: memoryview, file: Path, name: str, offse
         try:
             count = os.preadv(descriptor, [target[done:]], offset + done)
         except OSError as error:
-            raise ModelNotFoundError(f"{file} cannot be read: {error.strerror}.") from error
+            raise ModelNotFoundError(
+                f"{file} cannot be read: {error.strerror}.", f"Check the disk and {_AGAIN}"
+            ) from error
         if not count:
             raise ModelNotFoundError(
                 f"{file} is damaged: it ends within {name}.", "Download or copy the model again."

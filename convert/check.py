@@ -157,7 +157,9 @@ def check_decoding(folder: Path, *, has_drafter: bool) -> Decoding:
     except ResourceError as error:
         return Decoding(note=f"no text was decoded with it: {error.message}")
     except MlxMtpError as error:
-        raise VerificationError(f"What was written does not run: {error.message}") from error
+        raise VerificationError(
+            f"What was written does not run: {error.message}", error.hint or _DISK
+        ) from error
     if (folder / "tokenizer.json").is_file():
         prompts = [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
     else:
@@ -165,7 +167,7 @@ def check_decoding(folder: Path, *, has_drafter: bool) -> Decoding:
     with_drafts = llm.generate_ids(prompts, params, draft_depth=DEPTH if has_drafter else 0)
     failed = next((result.error for result in with_drafts if result.error), None)
     if failed is not None:
-        raise VerificationError(f"What was written does not decode: {failed}")
+        raise VerificationError(f"What was written does not decode: {failed}", _DISK)
     identical = None
     if has_drafter:
         plain = llm.generate_ids(prompts, params, draft_depth=0)

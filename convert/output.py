@@ -34,10 +34,14 @@ _TOWER_FILES = ["processor_config.json", "preprocessor_config.json"]
 
 def folder_of(out: str | Path) -> Path:
     """OUT as an absolute path. Raises UsageError where it can be none."""
+    if not str(out).strip():
+        raise UsageError("The output has no name.", "Give a folder that does not exist yet.")
     try:
         return Path(out).expanduser().resolve()
-    except (OSError, RuntimeError) as error:  # a name too long, a home folder that is not there
-        raise UsageError(f"{str(out)[:80]} is no path that can be written.") from error
+    except (OSError, RuntimeError, ValueError) as error:  # e.g. too long, a home that is not there
+        raise UsageError(
+            f"{str(out)[:80]} is no path that can be written.", "Give another folder."
+        ) from error
 
 
 class Workplace:

@@ -24,6 +24,7 @@ from mlx_mtp.cli.console import Console
 from mlx_mtp.cli.convert import CONVERT_EXAMPLES, convert
 from mlx_mtp.cli.info import INFO_EXAMPLES, info
 from mlx_mtp.cli.options import INTERRUPTED, DebugFlag, QuietFlag, VerboseFlag
+from mlx_mtp.cli.usage import usage_hint, usage_sentence
 from mlx_mtp.errors import MlxMtpError, ResourceError
 
 UNEXPECTED = 1
@@ -123,7 +124,7 @@ def run(arguments: Sequence[str]) -> int:
         console.error(error.message, error.hint)
         return error.exit_code
     except typer.TyperException as error:
-        console.error(_sentence(error.format_message()), _help_hint(error))
+        console.error(usage_sentence(error), usage_hint(error))
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
@@ -132,26 +133,17 @@ def run(arguments: Sequence[str]) -> int:
         return UNEXPECTED
     except Exception as error:
         if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOSPC:
-            what = "memory" if isinstance(error, MemoryError) else "space on the disk"
-            console.error(f"There is not enough {what}.")
+            if isinstance(error, MemoryError):
+                console.error("There is not enough memory.", "Take a smaller model or prompt.")
+            else:
+                console.error("There is not enough space on the disk.", "Free some and try again.")
             return ResourceError.exit_code
-        lines = str(error).strip().splitlines() or [""]
+        why = next(iter(str(error).strip().splitlines()), "").rstrip(".")
         console.error(
-            _sentence(f"Unexpected {type(error).__name__}: {lines[0]}"),
+            f"Unexpected {type(error).__name__}{': ' * bool(why)}{why}.",
             "" if console.debug else "Run it again with --debug to see where.",
         )
         return UNEXPECTED
-
-
-def _sentence(text: str) -> str:
-    text = text.strip().rstrip(":")
-    return text if text.endswith((".", "?", "!")) else f"{text}."
-
-
-def _help_hint(error: typer.TyperException) -> str:
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "mlx-mtp"
-    return f"See `{path} --help`."
 
 
 def _abandon_stdout() -> None:

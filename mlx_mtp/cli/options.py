@@ -145,7 +145,9 @@ SystemOption = Annotated[
 
 
 def drafter_choice(value: str) -> str | None:
-    """``none`` is no drafter; anything else is passed on."""
+    """``none`` is no drafter; anything else is passed on. Raises UsageError: nothing is named."""
+    if not value.strip():
+        raise UsageError("No drafter is named.", "Give auto, none, a folder or a hub id.")
     return None if value == NO_DRAFTER else value
 
 

@@ -241,4 +241,5 @@ def test_a_full_disk_is_a_matter_of_resources() -> None:
         done = subprocess.run(
             [PROGRAM, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
         )
-    assert (done.returncode, done.stderr) == (5, "error: There is not enough space on the disk.\n")
+    said = "error: There is not enough space on the disk.\n  Free some and try again.\n"
+    assert (done.returncode, done.stderr) == (5, said)
