@@ -122,52 +122,6 @@ def test_a_line_of_two_megabytes_fails_alone(
     assert found == {0: ("", "error"), 1: (B_A_N_A_N_A, "stop")}
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        (["-o", "-"], "The output '-' is no file."),
-        (["-o", ""], "The output '' is no file."),
-        (["-o", "new/"], "The output 'new/' is no file."),
-        (["-o", "."], ". is a folder."),
-        (["-o", "in.jsonl"], "in.jsonl is both the input and the output."),
-        (["-o", "out/../link"], "out/../link is both the input and the output."),
-        (["-o", "none/out"], "The folder none does not exist."),
-        (["-o", "in.jsonl/out"], "in.jsonl/out cannot be written: Not a directory."),
-        (["-o", "/dev/null"], "/dev/null is not a regular file."),
-        (["-o", "out/a", "-p", "{promt}"], "1 row of 1 cannot be served."),
-        (["-o", "out/a", "-p", "{prompt"], "The template has a lone { at character 1."),
-        (["-o", "out/a", "-p", "{}"], "The template has no name in {} at character 1."),
-        (["-o", "out/a", "--prompt-column", "x"], "A prompt column is given, but the input is "),
-        (["-o", "out/a", "--max-tokens", "0"], "max_tokens is 0."),
-        (["-o", "out/a", "--temperature", "nan"], "temperature is nan."),
-        (["-o", "out/a", "--batch-size", "9"], "The batch size is '9'."),
-        (["-o", "out/a", "--batch-size", "none"], "The batch size is 'none'."),
-        (["-o", "out/a", "--draft-depth", "-1"], "The draft depth is '-1'."),
-        (["-o", "out/a", "--memory-limit", "0"], "The memory limit is 0 GB."),
-        (["-o", "out/a", "--format", "xml"], "Invalid value for '--format': "),
-        (["-o", "out/a", "--stop", ""], "A stop string is empty or not text."),
-        (["-o", "out/a", "--drafter", "none", "--draft-depth", "3"], "draft_depth is 3, but no "),
-        ([], "Missing option '--output' / '-o'."),
-    ],
-)
-def test_mistakes(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    batch: BatchCommand,
-    options: list[str],
-    error: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("in.jsonl").write_text(GOOD)
-    Path("link").symlink_to("in.jsonl")
-    done = batch("in.jsonl", *options)
-    assert (done.code, done.out) == (2, "")
-    assert f"\nerror: {error}" in f"\n{done.err}"
-    assert done.err.splitlines()[-1].startswith("  ")
-    assert sorted(os.listdir()) == ["in.jsonl", "link", "out"]
-    assert os.listdir("out") == []
-
-
 def test_what_is_not_there(tmp_path: Path, output: Path, batch: BatchCommand) -> None:
     done = batch(tmp_path / "none", "-o", output)
     assert (done.code, done.err.splitlines()[0]) == (

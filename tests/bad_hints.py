@@ -1,0 +1,22 @@
+"""What to do about mistakes, as the program says it: the sentences that several cases share."""
+
+from __future__ import annotations
+
+AGAIN = "Download or copy the model again."
+BELONGS = "Use the checkpoint that belongs to this config.json."
+CHOOSE = "Choose another output."
+DEPTHS = "Give auto or a whole number from 0 to 7."
+FOLDER = "Give a folder or an id like google/gemma-4-E4B-it."
+GENERATED = "Take the generation_config.json of the original checkpoint."
+NEW = "Give a folder that does not exist yet."
+NO_TOKEN = "Set HF_TOKEN or run `hf auth login`: a token on a command line is kept in the shell's history and shown to every user of this machine."
+ORIGINAL = "Take the config.json of the original checkpoint."
+OWN = "Use the -assistant checkpoint of the same target."
+ROLES = "Check the roles, their order and the contents, or the template itself."
+SAFE = "Use a checkpoint in safetensors format."
+SEEDS = "Give a whole number from 0 to 4294967295."
+TEMPLATE = "Take chat_template.jinja from the original checkpoint."
+THERE = "Put the file itself there."
+TOKENIZER = "Take the tokenizer files and config.json from the original checkpoint."
+TYPES = "Known types: gemma4, gemma4_text, gemma4_unified, gemma4_unified_text."
+UNSET = "Unset HF_HUB_OFFLINE to download it."

@@ -1,0 +1,293 @@
+"""Tokenizers, templates and drafters that are damaged, hostile or do not belong to the target."""
+
+from __future__ import annotations
+
+from bad_hints import (
+    AGAIN,
+    BELONGS,
+    GENERATED,
+    ORIGINAL,
+    OWN,
+    ROLES,
+    SAFE,
+    TEMPLATE,
+    TOKENIZER,
+)
+from mistakes import (
+    ASSISTANT,
+    CONFIG,
+    DRAFTERS_CONFIG,
+    GENERATION,
+    JINJA,
+    TARGET,
+    TOKENS,
+    TOKENS_CONFIG,
+    WEIGHTS,
+    Case,
+    cut,
+    edit,
+    pocket,
+    remove,
+    tensors,
+    tiny,
+    write,
+)
+
+PAIRS_AND_TEMPLATES: dict[str, Case] = {
+    "no tokenizer": Case(
+        3,
+        "There is no tokenizer in pair/target.",
+        "Take tokenizer.json and tokenizer_config.json from the original checkpoint.",
+        tiny(),
+    ),
+    "a tokenizer cut off": Case(
+        3,
+        "The tokenizer in pair/target cannot be read: Failed to parse tokenizer.json: line 53 column 7 (char 996).",
+        TOKENIZER,
+        pocket(cut(TOKENS, 1000)),
+    ),
+    "a tokenizer of nothing": Case(
+        3,
+        "The tokenizer in pair/target cannot be read: 'added_tokens' is missing.",
+        TOKENIZER,
+        pocket(write(TOKENS, {})),
+    ),
+    "a tokenizer_config that is a list": Case(
+        3,
+        "pair/target/tokenizer_config.json holds no JSON object.",
+        AGAIN,
+        pocket(write(TOKENS_CONFIG, [])),
+    ),
+    "a tokenizer with code": Case(
+        3,
+        "The tokenizer in pair/target needs Python code that comes with it, and no code of a model is ever run.",
+        "Use a checkpoint whose tokenizer_config.json has no auto_map.",
+        pocket(
+            edit(
+                TOKENS_CONFIG,
+                tokenizer_class="Mine",
+                auto_map={"AutoTokenizer": ["mine.Mine", None]},
+            ),
+            write(TARGET / "mine.py", "open('owned', 'w')"),
+        ),
+    ),
+    "no template": Case(
+        2,
+        "This model has no chat template.",
+        "Use the instruction-tuned model (its name ends in -it), or give token ids.",
+        pocket(remove(JINJA)),
+    ),
+    "an empty template": Case(
+        3, "The model's chat template writes nothing.", TEMPLATE, pocket(write(JINJA, ""))
+    ),
+    "a template with an error": Case(
+        3,
+        "The model's chat template is damaged at line 2: Expected an expression, got 'end of statement block'.",
+        TEMPLATE,
+        pocket(write(JINJA, "{{ bos_token }}\n{% for %}")),
+    ),
+    "a template that refuses": Case(
+        2,
+        "The model's chat template refuses this conversation: Roles must alternate \\x1b[31m.",
+        ROLES,
+        pocket(write(JINJA, "{{ raise_exception('Roles must alternate \x1b[31m') }}")),
+    ),
+    "a template that is not text": Case(
+        3,
+        "The tokenizer in pair/target cannot be read: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte.",
+        TOKENIZER,
+        pocket(write(JINJA, b"\xff\xfe")),
+    ),
+    "a template that looks inside": Case(
+        3,
+        "The model's chat template does what none may do: access to attribute '__class__' of 'str' object is unsafe.",
+        TEMPLATE,
+        pocket(write(JINJA, "{{ ''.__class__.__mro__[1].__subclasses__() }}")),
+    ),
+    "a template that reads files": Case(
+        2,
+        "The model's chat template refuses this conversation: no loader for this environment specified.",
+        ROLES,
+        pocket(write(JINJA, "{% include '/etc/passwd' %}")),
+    ),
+    "a template that counts for ever": Case(
+        2,
+        "The model's chat template refuses this conversation: Range too big. The sandbox blocks ranges larger than MAX_RANGE (100000).",
+        ROLES,
+        pocket(write(JINJA, "{% for i in range(10**9) %}a{% endfor %}")),
+    ),
+    "a template larger than memory": Case(
+        2,
+        "The model's chat template refuses this conversation: it needs more memory than there is.",
+        ROLES,
+        pocket(write(JINJA, "{{ 'a' * 10**15 }}")),
+    ),
+    "a template that calls itself": Case(
+        2,
+        "The model's chat template refuses this conversation: it calls itself without end.",
+        ROLES,
+        pocket(write(JINJA, "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}")),
+    ),
+    "a generation_config cut off": Case(
+        3,
+        "pair/target/generation_config.json is not valid JSON.",
+        AGAIN,
+        pocket(cut(GENERATION, 20)),
+    ),
+    "a generation_config out of range": Case(
+        4,
+        "generation_config.json: top_p is 2.0, not in (0, 1].",
+        GENERATED,
+        pocket(edit(GENERATION, top_p=2)),
+    ),
+    "a generation_config with a wrong id": Case(
+        4,
+        "generation_config.json: suppress_tokens names id 99999, outside the vocabulary.",
+        GENERATED,
+        pocket(edit(GENERATION, suppress_tokens=[99999])),
+    ),
+    "a generation_config of another type": Case(
+        4,
+        "generation_config.json: eos_token_id is 'end', not a token id or a list of them.",
+        GENERATED,
+        pocket(edit(GENERATION, eos_token_id="end")),
+    ),
+    "a drafter as target": Case(
+        4,
+        "pair/assistant is a drafter (gemma4_assistant), not a target.",
+        "Give the target it was trained for, and this as its drafter.",
+        tiny(),
+        ("chat", "pair/assistant", "-p", "x"),
+    ),
+    "a target as drafter": Case(
+        4,
+        "pair/target is a target (gemma4), not a drafter.",
+        "Drafters are named like their target with -assistant added.",
+        tiny(),
+        ("chat", "pair/target", "--drafter", "pair/target", "-p", "x"),
+    ),
+    "a drafter of the other family": Case(
+        4,
+        "This drafter belongs to another target: model type is gemma4 in the target and gemma4_unified_assistant in the drafter.",
+        OWN,
+        tiny(edit(DRAFTERS_CONFIG, model_type="gemma4_unified_assistant")),
+    ),
+    "a drafter of another width": Case(
+        4,
+        "This drafter belongs to another target: hidden size is 32 in the target and 1536 in the drafter.",
+        OWN,
+        tiny(edit(DRAFTERS_CONFIG, backbone_hidden_size=1536)),
+    ),
+    "a drafter of another vocabulary": Case(
+        4,
+        "This drafter belongs to another target: vocabulary size is 256 in the target and 1024 in the drafter.",
+        OWN,
+        tiny(edit(DRAFTERS_CONFIG, "text_config", vocab_size=1024)),
+    ),
+    "a drafter of another window": Case(
+        4,
+        "This drafter belongs to another target: sliding window is 24 in the target and 8 in the drafter.",
+        OWN,
+        tiny(edit(DRAFTERS_CONFIG, "text_config", sliding_window=8)),
+    ),
+    "a drafter of other heads": Case(
+        4,
+        "This drafter belongs to another target: KV heads of sliding attention is 3 in the target and 1 in the drafter.",
+        OWN,
+        tiny(edit(DRAFTERS_CONFIG, "text_config", num_key_value_heads=1)),
+    ),
+    "a drafter of other layers": Case(
+        4,
+        "config.json: text_config: layer_types names 6 layers, num_hidden_layers 4.",
+        ORIGINAL,
+        tiny(edit(CONFIG, "text_config", layer_types=["full_attention"] * 6)),
+    ),
+    "a drafter cut off": Case(
+        3,
+        "{here}/pair/assistant/model.safetensors is damaged: 1,000 bytes are missing at its end.",
+        AGAIN,
+        tiny(cut(ASSISTANT / WEIGHTS, -1000)),
+    ),
+    "a drafter without weights": Case(
+        3,
+        "{here}/pair/assistant holds no model*.safetensors.",
+        SAFE,
+        tiny(remove(ASSISTANT / WEIGHTS)),
+    ),
+    "a drafter that lacks a tensor": Case(
+        4,
+        "{here}/pair/assistant lacks post_projection.weight.",
+        BELONGS,
+        tiny(tensors(lambda w: w.pop("post_projection.weight"), ASSISTANT)),
+    ),
+    "a permutation that is none": Case(
+        4,
+        "{here}/pair/assistant: masked_embedding.token_ordering is not a permutation of the vocabulary.",
+        "Download the drafter again.",
+        tiny(
+            tensors(
+                lambda w: w.update(
+                    {"masked_embedding.token_ordering": w["masked_embedding.token_ordering"] * 0}
+                ),
+                ASSISTANT,
+            ),
+            pair="e2b",
+        ),
+    ),
+    "no drafter there": Case(
+        3,
+        "There is no folder nowhere, and it is not a hub id.",
+        "Give a folder or an id like google/gemma-4-E4B-it.",
+        tiny(),
+        ("chat", "pair/target", "--drafter", "nowhere", "-p", "x"),
+    ),
+    "no drafter for a depth": Case(
+        2,
+        "draft_depth is 3, but no drafter is loaded.",
+        "Load one, or leave draft_depth out.",
+        pocket(),
+        ("chat", "pair/target", "--drafter", "none", "--draft-depth", "3", "-p", "x"),
+    ),
+    "a drafter to convert of another target": Case(
+        4,
+        "This drafter belongs to another target: hidden size is 32 in the target and 1536 in the drafter.",
+        OWN,
+        tiny(edit(DRAFTERS_CONFIG, backbone_hidden_size=1536)),
+        ("convert", "pair/target", "-o", "out"),
+    ),
+    "no such folder": Case(
+        3,
+        "pair/targt is neither a folder nor complete in the cache, and HF_HUB_OFFLINE is set.",
+        "Unset HF_HUB_OFFLINE to download it.",
+        tiny(),
+        ("chat", "pair/targt", "-p", "x"),
+    ),
+    "the folder above": Case(
+        3,
+        "pair holds no config.json.",
+        "Did you mean pair/target?",
+        tiny(),
+        ("chat", "pair", "-p", "x"),
+    ),
+    "a file for a folder": Case(
+        3,
+        "pair/target/config.json is a file.",
+        "Give the folder that holds config.json.",
+        tiny(),
+        ("chat", "pair/target/config.json", "-p", "x"),
+    ),
+    "a nearly right name": Case(
+        3,
+        "There is no folder pockt, and it is not a hub id.",
+        "Did you mean pocket?",
+        tiny(),
+        ("chat", "pockt", "-p", "x"),
+    ),
+    "a name with escapes": Case(
+        3,
+        "There is no folder \\x1b[2Jx, and it is not a hub id.",
+        "Give a folder or an id like google/gemma-4-E4B-it.",
+        tiny(),
+        ("chat", "\x1b[2Jx", "-p", "x"),
+    ),
+}
