@@ -1,10 +1,9 @@
 """Fixtures of the unit tests: an empty hub cache, a hub on the loopback, inputs of a batch."""
 
-import threading
 from pathlib import Path
 
 import pytest
-from hubs import Hub
+from hubs import serving
 from huggingface_hub import constants
 from inputs import Write
 
@@ -23,21 +22,8 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def hub(cache, monkeypatch):
     """The loopback hub, with the client online."""
-    server = Hub()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
-    )
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(monkeypatch) as server:
+        yield server
 
 
 @pytest.fixture
