@@ -27,7 +27,11 @@ log = logging.getLogger("mlx_mtp")
 ORIGIN = "mlx_mtp.json"
 DRAFTER = "drafter"
 
-_TOKENIZER = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"]
+_TOKENIZER = [
+    *("tokenizer*.json", "tokenizer*.model", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template*.jinja", "chat_template*.json"),
+]
+"""By their suffixes, too: code that comes with a checkpoint stays behind."""
 _GO_ALONG = [*_TOKENIZER, "generation_config.json", "LICENSE*", "NOTICE*"]
 _TOWER_FILES = ["processor_config.json", "preprocessor_config.json"]
 

@@ -100,6 +100,10 @@ def test_code_that_comes_with_a_checkpoint_is_neither_run_nor_asked_about(
     )
     with pytest.raises(ModelNotFoundError, match="no code of a model is ever run"):
         load(copied).generate(["Spell a."])
+    (copied / "tokenizer_mine.py").write_text("")
+    out = copied.parent / "out"
+    convert(copied, out, Options(recipe="as-stored"), drafter=None, verify=False)
+    assert not [file for file in out.iterdir() if file.suffix == ".py"]
     assert not (copied / "owned").exists()
     assert "mine" not in sys.modules
 
