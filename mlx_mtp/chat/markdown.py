@@ -29,7 +29,7 @@ _BULLET = re.compile(r"(\s*)[-*+]\s+")
 _RULE = re.compile(r"\s*([-*_])(\s*\1){2,}\s*$")
 _QUOTE = re.compile(r"\s*>\s?")
 _TABLE_RULE = re.compile(r"[\s|:-]+$")
-_UNDECIDED = re.compile(r"\s*(#{0,6}|[-*_](\s*[-*_])*\s*|[+>]|`{0,2}|~{0,2})$")
+_UNDECIDED = re.compile(r"\s*(#{0,6}\s*|[-*_](\s*[-*_])*\s*|\+\s*|>|`{0,2}|~{0,2})$")
 
 
 class Piece(NamedTuple):
