@@ -24,9 +24,10 @@ from mlx_mtp.cli.options import (
     QuietFlag,
     VerboseFlag,
     console_of,
-    depth_choice,
+    depth_choices,
     drafter_choice,
     memory_bytes,
+    row_counts,
 )
 from mlx_mtp.errors import UsageError
 from mlx_mtp.plain import printable_lines
@@ -144,8 +145,8 @@ def bench(
     console = console_of(context)
     console.start_logging()
     preset = QUICK if quick else FULL
-    row_counts = preset.rows if rows is None else _row_counts(rows)
-    asked = None if depths is None else _depths(depths)
+    many = preset.rows if rows is None else row_counts(rows)
+    asked = None if depths is None else depth_choices(depths)
     params = SamplingParams(
         max_tokens=preset.max_tokens if max_tokens is None else max_tokens,
         temperature=temperature,
@@ -189,7 +190,7 @@ def bench(
     if asked is None and preset.depths is not None:
         to_run = tuple(depth for depth in to_run if depth in preset.depths)
     options = BenchOptions(
-        rows=row_counts,
+        rows=many,
         depths=to_run,
         max_tokens=params.max_tokens or 1,
         temperature=temperature,
@@ -208,26 +209,6 @@ def bench(
         console.note(f"  wrote {picture}")
     if interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def _row_counts(text: str) -> tuple[int, ...]:
-    """``1,4`` as numbers of rows, ascending. Raises UsageError."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(_is_number(part) and 1 <= int(part) <= MAX_ROWS for part in parts):
-        raise UsageError(
-            f"The rows are {text!r}.",
-            f"Give whole numbers from 1 to {MAX_ROWS} with commas between them.",
-        )
-    return tuple(sorted({int(part) for part in parts}))
-
-
-def _depths(text: str) -> tuple[Depth, ...]:
-    """``0,2,auto`` as depths. Raises UsageError."""
-    return tuple(dict.fromkeys(depth_choice(part.strip()) for part in text.split(",")))
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
 
 
 def _run(console: Console, work: Bench) -> bool:

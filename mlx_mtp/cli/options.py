@@ -9,7 +9,7 @@ import typer
 
 from mlx_mtp.cli.console import Console
 from mlx_mtp.errors import UsageError
-from mlx_mtp.types import EXACT_DEPTH, MAX_DEPTH
+from mlx_mtp.types import EXACT_DEPTH, MAX_DEPTH, MAX_ROWS
 
 DEFAULT_MODEL = "pocket"
 EXAMPLE_MODEL = "google/gemma-4-E4B-it"
@@ -165,8 +165,28 @@ def depth_choice(value: str, *, exact: bool = False) -> int | Literal["auto"]:
     most, where = (EXACT_DEPTH, " with --exact") if exact else (MAX_DEPTH, "")
     if value == "auto":
         return "auto"
-    if value.isascii() and value.isdigit() and int(value) <= most:
+    if _is_number(value) and int(value) <= most:
         return int(value)
     raise UsageError(
         f"The draft depth is {value!r}.", f"Give auto or a whole number from 0 to {most}{where}."
     )
+
+
+def depth_choices(text: str) -> tuple[int | Literal["auto"], ...]:
+    """``0,2,auto`` as depths. Raises UsageError."""
+    return tuple(dict.fromkeys(depth_choice(part.strip()) for part in text.split(",")))
+
+
+def row_counts(text: str) -> tuple[int, ...]:
+    """``1,4`` as numbers of rows, ascending. Raises UsageError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(_is_number(part) and 1 <= int(part) <= MAX_ROWS for part in parts):
+        raise UsageError(
+            f"The rows are {text!r}.",
+            f"Give whole numbers from 1 to {MAX_ROWS} with commas between them.",
+        )
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
