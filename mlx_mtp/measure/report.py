@@ -201,7 +201,7 @@ class Report:
             "replayed": replayed,
             "interrupted": self.interrupted,
             "experts": self._experts_document(),
-            "cells": [_rounded(self._cell_document(cell)) for cell in self.cells],
+            "cells": [rounded(self._cell_document(cell)) for cell in self.cells],
             "verdict": self.verdict(),
             "warnings": self.warnings(),
         }
@@ -221,7 +221,7 @@ class Report:
             }
             for one in self.experts
         ]
-        return {"strategy": self.strategy._asdict(), "timings": _rounded(timings)}
+        return {"strategy": self.strategy._asdict(), "timings": rounded(timings)}
 
     def _cell_document(self, cell: Cell) -> dict[str, Any]:
         values = asdict(cell)
@@ -280,12 +280,12 @@ def _is_override(value: Any) -> bool:
     return isinstance(value, dict | bool)
 
 
-def _rounded(value: Any) -> Any:
-    """The same with six digits of each number; more would be noise."""
+def rounded(value: Any) -> Any:
+    """A document with six digits of each number; more would be noise."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
+        return [rounded(item) for item in value]
     return value

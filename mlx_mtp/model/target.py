@@ -82,7 +82,7 @@ class Target:
         """
         apart = span.apart
         h = self.embed(tokens)
-        per_layer = self._per_layer_inputs(tokens, h, apart)
+        per_layer = self.per_layer_inputs(tokens, h, apart=apart)
         last_owner = self.config.num_kv_layers - 1
         for index, layer in enumerate(self.body.layers):
             x = layer.input_layernorm(h)
@@ -106,10 +106,16 @@ class Target:
             h = _over_rows(finish, h, attended, *own, apart=apart)
         return self.body.norm(h)
 
-    def _per_layer_inputs(
-        self, tokens: mx.array, embedded: mx.array, apart: bool
+    def per_layer_inputs(
+        self, tokens: mx.array, embedded: mx.array, *, apart: bool = False
     ) -> mx.array | None:
-        """[rows, L, layers, P] on models with per-layer embeddings, else None."""
+        """[rows, L, layers, P] on models with per-layer embeddings, else None.
+
+        Args:
+            tokens: int32 [rows, L]
+            embedded: [rows, L, H], of the same tokens.
+            apart: each row for itself, as in `Span`.
+        """
         body = self.body
         if not self.config.hidden_size_per_layer_input:
             return None
