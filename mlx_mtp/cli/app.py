@@ -25,6 +25,7 @@ from mlx_mtp.cli.convert import CONVERT_EXAMPLES, convert
 from mlx_mtp.cli.info import INFO_EXAMPLES, info
 from mlx_mtp.cli.options import INTERRUPTED, DebugFlag, QuietFlag, VerboseFlag
 from mlx_mtp.cli.usage import usage_hint, usage_sentence
+from mlx_mtp.cli.verify import VERIFY_EXAMPLES, verify
 from mlx_mtp.errors import MlxMtpError, ResourceError
 
 UNEXPECTED = 1
@@ -37,6 +38,7 @@ EXAMPLES = """Examples:
   mlx-mtp chat google/gemma-4-E4B-it -p "Why is the sky blue?"
   mlx-mtp batch prompts.jsonl -o answers.jsonl --model google/gemma-4-E4B-it
   mlx-mtp bench google/gemma-4-E4B-it --quick
+  mlx-mtp verify google/gemma-4-E4B-it
   mlx-mtp convert google/gemma-4-E4B-it -o gemma-4-E4B-it-4bit
   mlx-mtp info google/gemma-4-E4B-it
 
@@ -60,6 +62,7 @@ app = typer.Typer(name="mlx-mtp", rich_markup_mode=None, pretty_exceptions_enabl
 app.command(epilog=CHAT_EXAMPLES)(chat)
 app.command(epilog=BATCH_EXAMPLES)(batch)
 app.command(epilog=BENCH_EXAMPLES)(bench)
+app.command(epilog=VERIFY_EXAMPLES)(verify)
 app.command(epilog=CONVERT_EXAMPLES)(convert)
 app.command(epilog=INFO_EXAMPLES)(info)
 

@@ -56,7 +56,11 @@ def flat(text: str) -> str:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["--help"], *([command, "--help"] for command in ("chat", "convert", "bench", "info"))],
+    [
+        [],
+        ["--help"],
+        *([command, "--help"] for command in ("chat", "convert", "bench", "verify", "info")),
+    ],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
@@ -86,7 +90,7 @@ def test_help_comes_at_once() -> None:
     assert 0 < min(times) < 0.5
 
 
-@pytest.mark.parametrize("command", ["chat", "convert", "bench", "info"])
+@pytest.mark.parametrize("command", ["chat", "convert", "bench", "verify", "info"])
 def test_every_option_says_its_default_and_the_help_has_examples(command: str) -> None:
     text = mlx_mtp_command(command, "--help").stdout
     options, examples = text.split("Options:")[1].split("Examples:")
