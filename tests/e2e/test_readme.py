@@ -24,7 +24,7 @@ SHORTER = {
     "chat": ["-p", "Hi.", "--max-tokens", "3"],
     "batch": ["--model", "pocket", "--max-tokens", "3"],
     "bench": ["--rows", "1", "--depths", "0,2", "--max-tokens", "4", "--repeat", "1"],
-    "verify": ["--quick", "--max-tokens", "4"],
+    "verify": ["--quick", "--rows", "1", "--depths", "4", "--max-tokens", "3"],
 }
 """Options that come last and win."""
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -36,11 +36,11 @@ def flat(text: str) -> str:
 
 
 def test_there_is_something_to_check() -> None:
-    assert [command for command, _ in HELP] == ["chat", "batch", "bench", "convert"]
+    assert [command for command, _ in HELP] == ["chat", "batch", "bench", "verify", "convert"]
     assert len(INFO) == 1
     assert len(PYTHON) == 1
     names = {command.split()[0] for command in COMMANDS_SHOWN}
-    assert names >= {"chat", "batch", "bench", "convert", "info"}
+    assert names >= {"chat", "batch", "bench", "convert", "info", "verify"}
 
 
 @pytest.mark.parametrize(("command", "shown"), HELP)
