@@ -22,12 +22,15 @@ from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from mlx_mtp.errors import ModelNotFoundError, UsageError
 from mlx_mtp.files import read_optional_json
+from mlx_mtp.literal import (
+    CHANNEL_END,
+    CHANNEL_START,
+    TOOL_MARKERS,
+    ControlTokens,
+    is_control,
+)
 from mlx_mtp.messages import checked_messages
 from mlx_mtp.types import Message
-
-CHANNEL_START, CHANNEL_END = "<|channel>", "<channel|>"
-TOOL_MARKERS = ("<|tool_call>", "<tool_call|>", '<|"|>')
-"""Special tokens that stay in the text: without them a caller could not parse a tool call."""
 
 _LONGEST = 300
 """Characters of another program's message that are passed on."""
@@ -68,7 +71,11 @@ class Tokenizer:
         special = set(self._wrapper.all_special_ids)
         special.update(token_id for token_id, token in added.items() if token.special)
         special.update({self.channel_start, self.channel_end} - {None})
+        # Tool markers stay in the text: without them a caller could not parse a tool call.
         self._hidden = frozenset(special.difference(vocab.get(text) for text in TOOL_MARKERS))
+        control = {text for text, token_id in vocab.items() if token_id in special}
+        control.update(token.content for token in added.values() if is_control(token.content))
+        self._control = ControlTokens(control)
         self._held_space = vocab.get("Ġ")
 
     @classmethod
@@ -115,11 +122,15 @@ class Tokenizer:
 
     def encode_chat(self, messages: Sequence[Message], *, thinking: bool = False) -> list[int]:
         """The ids of a conversation up to where the model answers. Raises as `render_chat`."""
+        return self.encode_rendered(self.render_chat(messages, thinking=thinking))
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """The ids of what `render_chat` wrote, or of a part of it."""
         # The template writes <bos> itself, so `encode` must not add another.
-        return self.encode(self.render_chat(messages, thinking=thinking))
+        return [token for piece in self._control.pieces(text) for token in self.encode(piece)]
 
     def render_chat(self, messages: Sequence[Message], *, thinking: bool = False) -> str:
-        """The same as text.
+        """The same as text, for `encode_rendered`: control tokens in what was said are cut apart.
 
         The template is a program of the checkpoint's author. Jinja's sandbox keeps it from files,
         the network and Python's internals, but not from taking long; Ctrl-C ends it.
@@ -133,7 +144,7 @@ class Tokenizer:
                 "This model has no chat template.",
                 "Use the instruction-tuned model (its name ends in -it), or give token ids.",
             )
-        checked = checked_messages(messages)
+        checked = [self._control.cut(message) for message in checked_messages(messages)]
         try:
             text: str = self._wrapper.apply_chat_template(
                 checked, tokenize=False, add_generation_prompt=True, enable_thinking=thinking

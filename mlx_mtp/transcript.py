@@ -146,7 +146,7 @@ class Transcript:
     def _encode(self, piece: str, before: dict[str, list[int]]) -> list[int]:
         ids = before.get(piece)
         if ids is None:
-            ids = self._encoded.get(piece) or self._tokenizer.encode(piece)
+            ids = self._encoded.get(piece) or self._tokenizer.encode_rendered(piece)
         self._encoded[piece] = ids
         return ids
 
