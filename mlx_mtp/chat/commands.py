@@ -52,8 +52,8 @@ class Commands:
 
         Raises UsageError: there is no such command, or it cannot be done as asked.
         """
-        name, _, text = line.strip().partition(" ")
-        return find(name).run(self, text.strip())
+        name, *rest = line.split(maxsplit=1)
+        return find(name).run(self, rest[0].strip() if rest else "")
 
     # The conversation.
 
@@ -255,7 +255,7 @@ def find(name: str) -> Command:
         return known[name]
     near = nearest(name, known)
     hint = f"Did you mean {near}?" if near else "/help lists them."
-    raise UsageError(f"There is no command {name}.", hint)
+    raise UsageError(f"There is no command {name}.", f'{hint} Between two """ it is a message.')
 
 
 def completions(line: str) -> list[str]:

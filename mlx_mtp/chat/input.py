@@ -1,12 +1,13 @@
 """What is typed. Owns: the line editor, its keys, history and completion, and the user's editor.
 
-Enter sends; Alt-Enter begins a new line, and so does Enter while a text that began with three
-quotation marks has not ended with them. What is pasted comes as it is, with all its lines.
+Enter sends; Alt-Enter begins a new line, and so does Enter while three quotation marks that a text
+began with are open. What is pasted comes as it is, with all its lines.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import tempfile
@@ -16,10 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application.current import get_app_or_none
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.input.typeahead import store_typeahead
+from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.shortcuts import CompleteStyle
 
 from mlx_mtp.chat.commands import completions
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.output import Output
 
 QUOTES = '"""'
+_COMMAND = re.compile(r"\s*/[\w?]*(\s|$)")
 _FILE_COMMANDS = ("/file ", "/load ", "/save ")
 
 
@@ -54,6 +59,7 @@ class Reader:
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
             reserve_space_for_menu=0,
+            enable_suspend=True,
             prompt_continuation="  ",
             input=input,
             output=output,
@@ -66,35 +72,58 @@ class Reader:
             EOFError: Ctrl-D on an empty line.
             KeyboardInterrupt: Ctrl-C on an empty line; any other is cleared.
         """
-        return self._session.prompt(PROMPT, default=default)
+        return self._session.prompt(PROMPT, default=default, handle_sigint=False)
+
+    def interrupt(self) -> None:
+        """Do what Ctrl-C does; a signal handler may call it at any time."""
+        app = get_app_or_none()
+        if app is not None and app.is_running and app.loop is not None:
+            with suppress(RuntimeError):  # it has just ended
+                app.loop.call_soon_threadsafe(app.key_processor.send_sigint)
+        else:  # it has not begun yet
+            store_typeahead(self._session.input, [KeyPress(Keys.SIGINT)])
+
+    def remember(self, entry: str) -> None:
+        """Let the up key bring back what was not typed here."""
+        self._session.history.append_string(entry)
 
 
 def unquoted(entry: str) -> tuple[str, bool]:
     """An entry without three quotation marks around it, and whether it had them."""
     text = entry.strip()
-    if len(text) >= 2 * len(QUOTES) and text.startswith(QUOTES) and text.endswith(QUOTES):
+    lines = text.splitlines()
+    is_block = len(lines) > 1 and lines[0].strip() == lines[-1].strip() == QUOTES
+    is_one = text.count(QUOTES) == 2 and text.startswith(QUOTES) and text.endswith(QUOTES)
+    if is_block or is_one:
         return text[len(QUOTES) : -len(QUOTES)].strip("\n"), True
     return entry, False
 
 
 def is_open(entry: str) -> bool:
-    """Whether three quotation marks at the beginning of an entry are not closed yet."""
-    text = entry.strip()
-    return text.startswith(QUOTES) and (len(text) < 6 or not text.endswith(QUOTES))
+    """Whether three quotation marks at the beginning of an entry are not closed yet. Code may begin
+    with some that are."""
+    return entry.lstrip().startswith(QUOTES) and entry.count(QUOTES) % 2 == 1
+
+
+def is_command(entry: str) -> bool:
+    """Whether an entry is meant as a command: a path or a comment begins with a slash, too."""
+    return _COMMAND.match(entry) is not None
 
 
 def edit(text: str) -> str:
     """Let the user edit a text in $VISUAL or $EDITOR. Raises UsageError: that failed."""
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
-    with tempfile.TemporaryDirectory(prefix="mlx-mtp-") as folder:
-        path = Path(folder) / "message.md"
-        path.write_text(text, encoding="utf-8")
-        try:
+    try:
+        with tempfile.TemporaryDirectory(prefix="mlx-mtp-") as folder:
+            path = Path(folder) / "message.md"
+            path.write_text(text, encoding="utf-8", errors="replace")
             code = subprocess.call([*shlex.split(editor), str(path)])
             edited = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            message = f"The editor {editor} cannot be run: {error}."
-            raise UsageError(message, "Name another in EDITOR.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError("What was written is not UTF-8 text.", "Nothing was sent.") from error
+    except (OSError, ValueError) as error:
+        message = f"The editor {editor} cannot be run: {error}."
+        raise UsageError(message, "Name another in EDITOR.") from error
     if code:
         raise UsageError(
             f"The editor {editor} ended with {code}; nothing was sent.",
@@ -141,10 +170,11 @@ def _keys() -> KeyBindings:
         event.current_buffer.insert_text("\n")
 
     @keys.add("c-c")
+    @keys.add("<sigint>")
     def clear(event: KeyPressEvent) -> None:
         if event.current_buffer.text:
             event.current_buffer.reset()
-        else:
+        elif not event.app.is_done:
             event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
 
     return keys

@@ -4,9 +4,7 @@ what Ctrl-C does while a reply comes.
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 
 from mlx_mtp import __version__
 from mlx_mtp.chat.commands import Commands
@@ -18,13 +16,16 @@ from mlx_mtp.chat.figures import (
     thousands,
     turns,
 )
-from mlx_mtp.chat.input import Reader, edit, unquoted
+from mlx_mtp.chat.input import Reader, edit, is_command, unquoted
+from mlx_mtp.chat.interrupts import Interrupts
 from mlx_mtp.chat.render import PROMPT, ReplyView, Screen
 from mlx_mtp.chat.session import ChatSession
 from mlx_mtp.errors import MlxMtpError
 from mlx_mtp.types import Chunk
 
 INTERRUPTED = 130
+MOST_LINES, MOST_CHARACTERS = 12, 1000
+"""Of a message that is shown again when a conversation goes on."""
 LEAVE_HINT = "Ctrl-C again leaves, and so does Ctrl-D; the conversation is saved."
 
 
@@ -42,23 +43,26 @@ class Repl:
         self.screen = screen
         self.reader = reader
         self._commands = Commands(chat, screen)
-        self._warned_of: set[str] = set()
+        self._interrupts = Interrupts()
+        self._said: set[str] = set()
 
     def run(self) -> int:
         """Talk until the user leaves; the exit code."""
-        try:
-            self._greet()
-            code = self._talk()
-        finally:
-            self.chat.close()
-        self._say_where()
+        with self._interrupts:
+            try:
+                self._greet()
+                code = self._talk()
+            finally:
+                self.chat.close()
+            self._say_where()
         return code
 
     def _talk(self) -> int:
         was_interrupted = False
         while True:
             try:
-                entry = self.reader.read()
+                with self._interrupts.calling(self.reader.interrupt):
+                    entry = self.reader.read()
             except EOFError:
                 return 0
             except KeyboardInterrupt:
@@ -77,17 +81,15 @@ class Repl:
         if not text.strip():
             return True
         try:
-            if not text.startswith("/") or is_quoted:
+            if is_quoted or not is_command(text):
                 self._show(lambda: self.chat.ask(text))
                 return True
-            outcome = self._commands.run(text)
+            with self._interrupts.raising():
+                outcome = self._commands.run(text)
             if outcome == "leave":
                 return False
             if outcome == "edit":
-                written = edit(text.removeprefix("/edit").strip())
-                if written.strip():
-                    self.screen.line(written)
-                    self._show(lambda: self.chat.ask(written))
+                self._edit(text.removeprefix("/edit").strip())
             elif outcome is not None:
                 self._show(lambda: outcome)
         except MlxMtpError as error:
@@ -96,61 +98,69 @@ class Repl:
             self.screen.end_line()
         return True
 
+    def _edit(self, text: str) -> None:
+        """Send what the user writes in the editor; it can be brought back with the up key, too."""
+        written = edit(text)
+        if not written.strip():
+            self.screen.note("nothing was written, so nothing was sent")
+            return
+        self.reader.remember(written)
+        self.screen.line(written)
+        self._show(lambda: self.chat.ask(written))
+
     # A reply.
 
     def _show(self, begin: Callable[[], Generator[Chunk]]) -> None:
         """Stream a reply and say how it went. Raises MlxMtpError as it does."""
         view = ReplyView(self.screen, self.chat.settings.thinking == "show")
         name = self.chat.saved.id
-        with _stopping(self.chat.stop):
-            chunks = begin()
-            try:
+        chunks: Generator[Chunk] | None = None
+        try:
+            with self._interrupts.stopping(self.chat.stop) as stopping:
+                chunks = begin()
+                stopping.repeat()
                 for chunk in chunks:
                     view.feed(chunk.text, chunk.thinking)
-            except KeyboardInterrupt:  # the second one: it does not wait for the round
-                pass
-            finally:
-                view.finish()
+        except KeyboardInterrupt:  # the second one: it does not wait for the round
+            if chunks is None:
+                return
+        finally:
+            view.finish()
+            if chunks is not None:
                 chunks.close()
         self._say_how_it_went()
         if self.chat.saved.id != name:  # a summary, or another process wrote to the same one
-            self.screen.note(f"[goes on as {self.chat.saved.id}; {name} stays as it is]")
+            stays = "" if self.chat.save_error else f"; {name} stays as it is"
+            self.screen.note(f"[goes on as {self.chat.saved.id}{stays}]")
 
     def _say_how_it_went(self) -> None:
         chat, stats = self.chat, self.chat.stats
         if stats.tokens:
             self.screen.note(long_stats_line(stats, chat.used, chat.llm.context))
-        if chat.finish_reason == "cancelled":
-            self.screen.note(
-                f"[stopped: kept {stats.tokens} tok, type to continue, /regen to retry]"
-            )
-        elif chat.finish_reason == "length":
-            why = (
-                "the context is full"
-                if chat.used >= chat.llm.context
-                else f"max_tokens {chat.settings.params.max_tokens}"
-            )
-            self.screen.note(f"[cut off: {why}]")
+        if how := ending(chat):
+            self.screen.note(f"[{how}]")
         could_draft = chat.llm.drafter is not None and chat.settings.draft_depth != 0
-        if could_draft and chat.settings.draft_depth == "auto" and chat.llm.parked:
-            self.screen.note(parked_note(chat.llm.parked))
-        elif chat.finish_reason != "cancelled" and (
-            warning := idle_drafter(stats, could_draft=could_draft)
-        ):
-            self.screen.warn(warning)
-        if chat.is_nearly_full:
+        parked = chat.llm.parked if could_draft and chat.settings.draft_depth == "auto" else None
+        came_to_an_end = chat.finish_reason != "cancelled"
+        idle = idle_drafter(stats, could_draft=could_draft) if came_to_an_end else None
+        if self._is_news("parked", parked):
+            self.screen.note(parked_note(str(parked)))
+        if self._is_news("idle", None if parked else idle):
+            self.screen.warn(str(idle))
+        if self._is_news("full", "full" if chat.is_nearly_full else None):
             self.screen.warn(
                 f"the context is nearly full ({thousands(chat.used)} of "
                 f"{thousands(chat.llm.context)}): /compact summarises what was said, "
                 "/drop N leaves out the N oldest turns."
             )
-        if chat.save_error is not None:
-            self._warn_once(f"the conversation is not saved: {chat.save_error}")
+        if self._is_news("unsaved", str(chat.save_error) if chat.save_error else None):
+            self.screen.warn(f"the conversation is not saved: {chat.save_error}")
 
-    def _warn_once(self, text: str) -> None:
-        if text not in self._warned_of:
-            self._warned_of.add(text)
-            self.screen.warn(text)
+    def _is_news(self, what: str, state: str | None) -> bool:
+        """Whether a state has begun; it is said once, and once more after it was over."""
+        was_said = what in self._said
+        (self._said.discard if state is None else self._said.add)(what)
+        return state is not None and not was_said
 
     # The beginning and the end.
 
@@ -164,10 +174,10 @@ class Repl:
         self.screen.note(f"{chat.saved.id}: {turns(chat.turns)}")
         last = chat.messages[-1]
         if last["role"] == "user":
-            self.screen.line(f"{PROMPT}{last['content']}")
+            self.screen.line(f"{PROMPT}{_shortened(str(last['content']))}")
             self.screen.note("[its reply is missing: /regen makes it]")
             return
-        self.screen.line(f"{PROMPT}{chat.messages[-2]['content']}")
+        self.screen.line(f"{PROMPT}{_shortened(str(chat.messages[-2]['content']))}")
         view = ReplyView(self.screen, show_thinking=False)
         view.feed(str(last["content"]), "")
         view.finish()
@@ -182,20 +192,32 @@ class Repl:
             self.screen.warn(f"the conversation is not saved: {chat.save_error}")
 
 
-@contextmanager
-def _stopping(stop: Callable[[], None]) -> Iterator[None]:
-    """Let Ctrl-C call `stop`; a second one interrupts at once."""
-    asked = False
+def ending(chat: ChatSession) -> str | None:
+    """What became of a reply that did not come to its end."""
+    is_summary, kept = chat.kept is None, chat.kept or 0
+    if chat.finish_reason == "cancelled":
+        if is_summary:
+            return "stopped: nothing was summarised, and the conversation stays as it is"
+        if kept:
+            return f"stopped: kept {kept} tok, type to continue, /regen to retry"
+        if chat.messages[-1]["role"] == "assistant":
+            return "stopped: the reply before stays"
+        return (
+            "stopped before the reply began: /regen makes it, /undo takes the message back, and "
+            "what you say next goes with it"
+        )
+    if chat.finish_reason == "length":
+        if chat.is_full:
+            why = "the context is full"
+        else:
+            why = f"max_tokens {chat.settings.params.max_tokens}"
+        return f"cut off: {why}" + ("; nothing was summarised" if is_summary else "")
+    return None
 
-    def handle(number: int, frame: object) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-        stop()
 
-    before = signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _shortened(text: str) -> str:
+    """A message to remember it by: files may go with it."""
+    lines = text.splitlines()
+    if len(lines) <= MOST_LINES and len(text) <= MOST_CHARACTERS:
+        return text
+    return "\n".join(lines[:MOST_LINES])[:MOST_CHARACTERS] + " ..."

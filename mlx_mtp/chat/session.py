@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_mtp.chat.settings import Settings
 from mlx_mtp.chat.store import Saved, Store, new_id
 from mlx_mtp.errors import MlxMtpError, UsageError
+from mlx_mtp.transcript import TOKEN_IDS
 from mlx_mtp.types import Chunk, FinishReason, Message, RequestStats
 
 if TYPE_CHECKING:  # loads mlx, which takes seconds
@@ -44,6 +45,8 @@ class ChatSession:
         messages: system, user and assistant, the oldest first.
         settings: they may be replaced at any time.
         stats, finish_reason: of the last reply.
+        kept: tokens of it that are in the conversation; None: it was a summary.
+        used: tokens of the context that the conversation takes, as far as that is known.
         attached: texts of files that go with the next message.
         save_error: why the conversation could not be saved last time, or None.
     """
@@ -60,6 +63,8 @@ class ChatSession:
         self.settings = settings
         self.stats = RequestStats()
         self.finish_reason: FinishReason | None = None
+        self.kept: int | None = 0
+        self.used = 0
         self.attached: list[str] = []
         self.save_error: MlxMtpError | None = None
         self.saved = Saved(new_id(), llm.model_name) if saved is None else saved
@@ -89,11 +94,6 @@ class ChatSession:
         return sum(message["role"] == "user" for message in self.messages)
 
     @property
-    def used(self) -> int:
-        """Tokens of the context that the last turn came to."""
-        return self._row.turn.prompt_tokens + self.stats.tokens
-
-    @property
     def prefilled(self) -> int:
         """Prompt tokens of the last turn that were not in memory yet."""
         return self._row.turn.prefilled_tokens
@@ -101,6 +101,11 @@ class ChatSession:
     @property
     def is_nearly_full(self) -> bool:
         return self.used >= NEARLY_FULL * self.llm.context
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the context had no room for more of the last reply."""
+        return self._row.turn.prompt_tokens + self.stats.tokens >= self.llm.context
 
     # Turns.
 
@@ -110,8 +115,15 @@ class ChatSession:
         head = before
         if before and before[-1]["role"] == "user":  # its reply never began
             head, said = before[:-1], f"{before[-1]['content']}\n\n{said}"
-        self._check_room([*head, {"role": "user", "content": said}])
-        self.saved.messages = [*head, {"role": "user", "content": said}]
+        messages = [*head, {"role": "user", "content": said}]
+        if not self._has_room(messages):
+            raise UsageError(
+                f"With this message the conversation has {self._count(messages)} tokens, and the "
+                f"context holds {self.llm.context}.",
+                "/compact summarises what was said, /drop N leaves out the N oldest turns; "
+                "then say it again.",
+            )
+        self.saved.messages = messages
         try:
             chunks = self.reply()
         except UsageError:
@@ -120,29 +132,31 @@ class ChatSession:
         self.attached = []
         return chunks
 
-    def reply(self, *, new_seed: bool = False) -> Generator[Chunk]:
+    def reply(self) -> Generator[Chunk]:
         """Stream a reply to the last message; it becomes part of the conversation as it comes.
-
-        Args:
-            new_seed: draw a seed, whatever the settings say.
 
         Raises:
             UsageError: there is nothing to reply to, or the context has no room for a reply.
             MlxMtpError: while streaming, as `Session.send`.
         """
-        if not self.messages or self.messages[-1]["role"] != "user":
+        return self._reply_to(len(self.messages))
+
+    def _reply_to(self, place: int, *, new_seed: bool = False) -> Generator[Chunk]:
+        """Stream a reply that takes the place of all messages from `place` on, once it begins."""
+        asked = self.messages[:place]
+        if not asked or asked[-1]["role"] != "user":
             raise UsageError("There is nothing to reply to.", "Ask something.")
         params = self.settings.params
         if new_seed or params.seed is None:
             params = replace(params, seed=secrets.randbelow(2**32))
         chunks = self._row.send(
-            self.messages,
+            [as_said(message) for message in asked],
             params,
             draft_depth=self.settings.draft_depth,
             thinking=self.settings.thinks,
         )
         self.save()
-        return self._receive(chunks, params.seed)
+        return self._receive(chunks, place, params.seed)
 
     def stop(self) -> None:
         """End the reply under way after its present round; a signal handler may call it."""
@@ -150,9 +164,10 @@ class ChatSession:
 
     def regenerate(self) -> Generator[Chunk]:
         """Another reply to the last message. Raises as `reply`."""
+        place = len(self.messages)
         if self.messages and self.messages[-1]["role"] == "assistant":
-            self.saved.messages = self.messages[:-1]
-        return self.reply(new_seed=self.settings.params.temperature != 0)
+            place -= 1
+        return self._reply_to(place, new_seed=self.settings.params.temperature != 0)
 
     def undo(self) -> str:
         """Take the last turn back; what the user had said. Raises UsageError: there is none."""
@@ -168,14 +183,18 @@ class ChatSession:
         """Begin a new conversation with the same system prompt; the old one stays saved."""
         system = [message for message in self.messages if message["role"] == "system"]
         self.saved = Saved(new_id(), self.llm.model_name, system)
-        self.attached, self.stats, self.finish_reason = [], RequestStats(), None
+        self._begin()
 
     def take_up(self, saved: Saved) -> None:
         """Go on with a saved conversation and its settings. Raises UsageError: bad settings."""
         self.settings = Settings.from_changed(saved.settings)
         self.saved = saved
         self.saved.model = self.llm.model_name
-        self.attached, self.stats, self.finish_reason = [], RequestStats(), None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.attached, self.used, self.kept = [], 0, 0
+        self.stats, self.finish_reason = RequestStats(), None
 
     # The context.
 
@@ -199,17 +218,22 @@ class ChatSession:
         if not self.turns:
             raise UsageError("There is nothing to summarise.", "Ask something first.")
         asked = [*self.messages, {"role": "user", "content": SUMMARY}]
-        self._check_room(asked)
+        if not self._has_room(asked):
+            raise UsageError(
+                "There is no room for a summary in the context.",
+                "/drop N leaves out the N oldest turns.",
+            )
         params = replace(self.settings.params, temperature=0.0, stop=(), max_tokens=None)
-        chunks = self._row.send(asked, params, draft_depth=self.settings.draft_depth)
-        return self._summarise(chunks)
+        said = [as_said(message) for message in asked]
+        return self._summarise(self._row.send(said, params, draft_depth=self.settings.draft_depth))
 
     def _summarise(self, chunks: Generator[Chunk]) -> Generator[Chunk]:
         text = ""
-        self.stats, self.finish_reason = RequestStats(), None
+        self.stats, self.finish_reason, self.kept = RequestStats(), "cancelled", None
         for chunk in chunks:
             text += chunk.text
-            self.finish_reason, self.stats = chunk.finish_reason, chunk.stats or self.stats
+            self.finish_reason = chunk.finish_reason or "cancelled"
+            self.stats = chunk.stats or self.stats
             yield chunk
         if self.finish_reason == "stop" and text.strip():
             head = [message for message in self.messages[:1] if message["role"] == "system"]
@@ -219,17 +243,15 @@ class ChatSession:
     def _branch(self, messages: list[Message]) -> None:
         self.save()
         self.saved = Saved(new_id(), self.llm.model_name, messages)
+        self.used = self._count(messages)
         self.save()
 
-    def _check_room(self, messages: list[Message]) -> None:
-        tokens = self._row.count(messages, thinking=self.settings.thinks)
-        if tokens + LEAST_ROOM > self.llm.context:
-            raise UsageError(
-                f"With this message the conversation has {tokens} tokens, and the context holds "
-                f"{self.llm.context}.",
-                "/compact summarises what was said, /drop N leaves out the N oldest turns; "
-                "then say it again.",
-            )
+    def _count(self, messages: list[Message]) -> int:
+        said = [as_said(message) for message in messages]
+        return self._row.count(said, thinking=self.settings.thinks)
+
+    def _has_room(self, messages: list[Message]) -> bool:
+        return self._count(messages) + LEAST_ROOM <= self.llm.context
 
     # Keeping.
 
@@ -251,13 +273,13 @@ class ChatSession:
         self._row.close()
         self.save()
 
-    def _receive(self, chunks: Generator[Chunk], seed: int | None) -> Generator[Chunk]:
+    def _receive(self, chunks: Generator[Chunk], place: int, seed: int | None) -> Generator[Chunk]:
         messages, thinking = self.messages, ""
-        place = len(messages)
-        self.stats, self.finish_reason = RequestStats(), None
+        self.stats, self.finish_reason, self.kept = RequestStats(), None, 0
         try:
             for chunk in chunks:
                 thinking += chunk.thinking
+                self.kept += len(chunk.token_ids)
                 self.finish_reason = chunk.finish_reason
                 self.stats = chunk.stats or self.stats
                 if monotonic() - self._saved_at > SAVE_SECONDS:
@@ -266,6 +288,7 @@ class ChatSession:
                 yield chunk
         finally:
             self.finish_reason = self.finish_reason or "cancelled"
+            self.used = self._row.turn.prompt_tokens + self.kept
             if self._row.has_reply:
                 messages[place:] = [self._message(thinking, seed)]
             self.save()
@@ -275,3 +298,8 @@ class ChatSession:
         if thinking:
             about["thinking"] = thinking
         return {**self._row.reply(), **about}
+
+
+def as_said(message: Message) -> Message:
+    """A message without what is kept about it: a template might know such names, too."""
+    return {key: message[key] for key in ("role", "content", TOKEN_IDS) if key in message}

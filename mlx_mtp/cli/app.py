@@ -95,7 +95,10 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, _terminate)
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: there is nothing to tidy up
+    sys.exit(code)
 
 
 def _terminate(number: int, _: object) -> None:

@@ -131,7 +131,6 @@ def chat(
     settings = _settings({}, given)
     at_terminal = prompt is None and not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     if at_terminal:
-        from mlx_mtp.chat.session import ChatSession
         from mlx_mtp.chat.store import Store
 
         store = Store()
@@ -140,6 +139,9 @@ def chat(
             settings = _settings(saved.settings, given)
             model = model or saved.model
         llm = _load(model, drafter, console, exact=exact)
+
+        from mlx_mtp.chat.session import ChatSession
+
         raise typer.Exit(_converse(ChatSession(llm, store, settings, saved), system))
     if resume_last or resume is not None:
         raise UsageError(
