@@ -1,18 +1,60 @@
-"""Many requests through one engine. Owns: feeding it, and results as they come."""
+"""Requests through one engine. Owns: feeding it, one answer as it is produced, and the results of
+many as they come.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from typing import Literal
 
 from mlx_mtp.answer import Answer, failed
 from mlx_mtp.decode.engine import Engine
 from mlx_mtp.errors import UsageError
-from mlx_mtp.types import MAX_ROWS, Request, Result
+from mlx_mtp.types import MAX_ROWS, Chunk, Request, Result
 
 BatchSize = int | Literal["auto"]
 """Rows that decode together; "auto": MAX_ROWS, as far as memory goes."""
+
+
+class Stream(Iterator[Chunk]):
+    """One answer as it is produced, one chunk per token; the last carries finish_reason and stats.
+
+    Args:
+        engine: with nothing to do yet.
+        answer: to be given.
+        at_end: called when the answer is over or nobody wants more.
+    """
+
+    def __init__(self, engine: Engine, answer: Answer, at_end: Callable[[], None]) -> None:
+        self._is_stopped = False
+        self._chunks = self._run(engine, answer, engine.add(answer.job), at_end)
+
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
+
+    def stop(self) -> None:
+        """Have the answer end after its present round, as "cancelled". A signal handler may call
+        it."""
+        self._is_stopped = True
+
+    def close(self) -> None:
+        """End it where it is; no more chunks come."""
+        self._chunks.close()
+
+    def _run(
+        self, engine: Engine, answer: Answer, job_id: int, at_end: Callable[[], None]
+    ) -> Generator[Chunk]:
+        try:
+            while engine.has_work:
+                if self._is_stopped:
+                    engine.cancel(job_id)
+                for progress in engine.step():
+                    if progress.error is not None:
+                        raise progress.error
+                    yield from answer.advance(progress)
+        finally:
+            at_end()
 
 
 class Completions(Iterator[Result]):

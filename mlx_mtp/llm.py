@@ -5,7 +5,7 @@ Everything below works on token ids; everything a user or a command needs is her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 from operator import index
 from pathlib import Path
@@ -14,7 +14,7 @@ from threading import Lock
 import mlx.core as mx
 
 from mlx_mtp.answer import Answer, Prompt, as_request, numbered
-from mlx_mtp.completions import BatchSize, Completions, rows_asked
+from mlx_mtp.completions import BatchSize, Completions, Stream, rows_asked
 from mlx_mtp.decode.depth import DepthController
 from mlx_mtp.decode.engine import Engine
 from mlx_mtp.decode.policy import Depth, DepthPolicy, policy_for
@@ -27,7 +27,7 @@ from mlx_mtp.model.memory import MemoryBudget
 from mlx_mtp.model.target import Target
 from mlx_mtp.session import Session
 from mlx_mtp.tokenizer import Tokenizer
-from mlx_mtp.types import EXACT_DEPTH, MAX_ROWS, Chunk, Request, Result, RunStats, SamplingParams
+from mlx_mtp.types import EXACT_DEPTH, MAX_ROWS, Request, Result, RunStats, SamplingParams
 from mlx_mtp.worker import Handle, Worker
 
 
@@ -116,8 +116,9 @@ class LLM:
         *,
         draft_depth: Depth = "auto",
         thinking: bool = False,
-    ) -> Iterator[Chunk]:
-        """Answer one prompt as it is produced; closing the iterator stops it.
+    ) -> Stream:
+        """Answer one prompt as it is produced; `stop()` of the iterator ends it after the present
+        round, with its figures, and `close()` where it is.
 
         Args:
             prompt: one user message, a conversation, or a Request.
@@ -132,21 +133,8 @@ class LLM:
             UsageError: the prompt or a parameter cannot be served.
             VerificationError: the model computes no numbers; raised while streaming.
         """
-        request = as_request(prompt)
-        answer = self._answering(params, thinking)(request)
-        engine = self._engine(draft_depth, rows=1)
-        engine.add(answer.job)
-        return self._run_stream(engine, answer)
-
-    def _run_stream(self, engine: Engine, answer: Answer) -> Iterator[Chunk]:
-        try:
-            while engine.has_work:
-                for progress in engine.step():
-                    if progress.error is not None:
-                        raise progress.error
-                    yield from answer.advance(progress)
-        finally:
-            self.keep_costs()
+        answer = self._answering(params, thinking)(as_request(prompt))
+        return Stream(self._engine(draft_depth, rows=1), answer, self.keep_costs)
 
     def generate(
         self,

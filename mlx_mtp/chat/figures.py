@@ -16,7 +16,7 @@ def stats_line(stats: RequestStats) -> str:
     parts = [f"{stats.tokens} tok"]
     if stats.tokens > 1 and stats.decode_seconds > 0:
         parts.append(f"{(stats.tokens - 1) / stats.decode_seconds:.1f} tok/s")
-    if stats.tokens:
+    if stats.first_token_seconds:
         parts.append(f"first {stats.first_token_seconds:.2f} s")
     if stats.drafted and stats.rounds:
         share, per_round = stats.accepted / stats.drafted, stats.accepted / stats.rounds

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mlx_mtp.chat.figures import idle_drafter, parked_note, stats_line
+from mlx_mtp.chat.interrupts import Interrupts
 from mlx_mtp.chat.settings import Settings
 from mlx_mtp.cli.console import Console
 from mlx_mtp.errors import UsageError
@@ -32,6 +32,15 @@ class Reply:
     finish_reason: FinishReason | None = None
     stats: RequestStats = field(default_factory=RequestStats)
 
+    def add(self, chunk: Chunk) -> None:
+        """Take in what came."""
+        self.texts.append(chunk.text)
+        self.thinking.append(chunk.thinking)
+        self.token_ids += chunk.token_ids
+        self.finish_reason = chunk.finish_reason
+        # The engine's own figures come with the last chunk.
+        self.stats = chunk.stats or replace(self.stats, tokens=len(self.token_ids))
+
 
 def answer(
     llm: LLM, messages: list[Message], settings: Settings, console: Console, *, as_json: bool
@@ -42,7 +51,7 @@ def answer(
         params = replace(params, seed=secrets.randbelow(2**32))
     chunks = llm.stream(messages, params, draft_depth=depth, thinking=settings.thinks)
     show_thinking = settings.thinking == "show" and not as_json and not console.quiet
-    reply = receive(chunks, show=not as_json, show_thinking=show_thinking)
+    reply = receive(chunks, chunks.stop, show=not as_json, show_thinking=show_thinking)
     if as_json:
         _write_json(
             {
@@ -87,28 +96,28 @@ def _read_stdin() -> str:
         raise UsageError("The prompt on stdin is not UTF-8 text.", "Convert it first.") from error
 
 
-def receive(chunks: Iterator[Chunk], *, show: bool, show_thinking: bool = False) -> Reply:
-    """Collect an answer, writing it to stdout as it comes, and its thinking to stderr. Ctrl-C ends
-    it as "cancelled"."""
-    reply, clock = Reply(), _Clock()
+def receive(
+    chunks: Iterable[Chunk],
+    stop: Callable[[], None],
+    *,
+    show: bool,
+    show_thinking: bool = False,
+) -> Reply:
+    """Collect an answer, writing it to stdout as it comes, and its thinking to stderr. Ctrl-C calls
+    `stop`, which ends it after its round; a second one ends it at once."""
+    reply = Reply()
     try:
-        for chunk in chunks:
-            clock.tick(len(chunk.token_ids))
-            reply.texts.append(chunk.text)
-            reply.thinking.append(chunk.thinking)
-            reply.token_ids += chunk.token_ids
-            reply.finish_reason = chunk.finish_reason
-            reply.stats = chunk.stats or reply.stats
-            if show_thinking:
-                _show(sys.stderr, chunk.thinking)
-            if show:
-                _show(sys.stdout, chunk.text)
+        with Interrupts() as interrupts, interrupts.stopping(stop):
+            for chunk in chunks:
+                reply.add(chunk)
+                if show_thinking:
+                    _show(sys.stderr, chunk.thinking)
+                if show:
+                    _show(sys.stdout, chunk.text)
     except KeyboardInterrupt:
-        # The engine's own figures come with the last chunk, which will not come any more.
-        reply.finish_reason, reply.stats = "cancelled", clock.stats()
+        reply.finish_reason = "cancelled"
     if show and not "".join(reply.texts[-8:]).endswith("\n"):
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        _show(sys.stdout, "\n")
     return reply
 
 
@@ -118,27 +127,6 @@ def _show(stream: TextIO, text: str) -> None:
     if text:
         stream.write(without_controls(text) if stream.isatty() else text)
         stream.flush()
-
-
-class _Clock:
-    """Times an answer from outside, for the case that it is interrupted."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.started = self.first = self.last = perf_counter()
-
-    def tick(self, new_tokens: int) -> None:
-        self.last = perf_counter()
-        if not self.tokens:
-            self.first = self.last
-        self.tokens += new_tokens
-
-    def stats(self) -> RequestStats:
-        return RequestStats(
-            tokens=self.tokens,
-            first_token_seconds=self.first - self.started,
-            decode_seconds=self.last - self.first,
-        )
 
 
 def _write_json(document: dict[str, Any]) -> None:

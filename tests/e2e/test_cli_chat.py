@@ -8,8 +8,9 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
-from dataclasses import fields
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,7 @@ import pytest
 from mlx_mtp import LLM, Chunk
 from mlx_mtp.chat.store import Saved, Store
 from mlx_mtp.cli.app import run
+from mlx_mtp.completions import Stream
 from mlx_mtp.types import RequestStats, RunStats
 
 POCKET = Path(__file__).parents[2] / "mlx_mtp" / "data" / "pocket"
@@ -158,7 +160,7 @@ def test_plain_decoding_because_no_drafter_was_found_is_said(chat: Chat, tmp_pat
 def test_a_drafter_that_never_drafts_is_said(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = LLM.stream
 
-    def undrafted(self: LLM, *arguments: Any, **options: Any) -> Iterator[Chunk]:
+    def undrafted(self: LLM, *arguments: Any, **options: Any) -> Stream:
         return stream(self, *arguments, draft_depth=0)
 
     assert chat("--max-tokens", "9", "--draft-depth", "0").err.count("\n") == 1
@@ -186,24 +188,62 @@ def test_a_folder_of_another_kind_is_incompatible(chat: Chat, tmp_path: Path) ->
     assert re.fullmatch(r"error: .*\n  .*\n", done.err)
 
 
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Have Ctrl-C pressed so often when four tokens have come."""
+
+    def press(times: int) -> None:
+        following, seen = Stream.__next__, 0
+
+        def pressing(self: Stream) -> Chunk:
+            nonlocal seen
+            seen += 1
+            for _ in range(times if seen == 5 else 0):
+                signal.raise_signal(signal.SIGINT)
+            return following(self)
+
+        monkeypatch.setattr(Stream, "__next__", pressing)
+
+    return press
+
+
 def test_an_interrupted_answer_is_still_a_document(
-    chat: Chat, monkeypatch: pytest.MonkeyPatch
+    chat: Chat, interrupted: Callable[[int], None]
 ) -> None:
-    stream = LLM.stream
-
-    def interrupted(self: LLM, *arguments: Any, **options: Any) -> Iterator[Chunk]:
-        for n, chunk in enumerate(stream(self, *arguments, **options)):
-            if n == 3:
-                raise KeyboardInterrupt
-            yield chunk
-
-    monkeypatch.setattr(LLM, "stream", interrupted)
-    done = chat("--temperature", "0", "--json")
+    interrupted(1)
+    done = chat("--temperature", "0", "--json", "--draft-depth", "2")
     assert done.code == 130
     found = json.loads(done.out)
     assert found["finish_reason"] == "cancelled"
     assert SEVENS.startswith(found["text"])
     assert found["stats"]["tokens"] == len(found["token_ids"]) > 0
+    assert found["stats"]["drafted"] > 0
+    assert re.fullmatch(STATS + r" · drafts \d+ % \(.*\)\n", done.err)
+
+
+def test_a_second_interrupt_does_not_wait_for_the_round(
+    chat: Chat, interrupted: Callable[[int], None]
+) -> None:
+    interrupted(2)
+    done = chat("--temperature", "0", "--draft-depth", "2")
+    assert (done.code, done.err) == (130, "  4 tok\n")
+    assert SEVENS.startswith(done.out.rstrip("\n"))
+
+
+def test_a_terminal_gets_no_control_characters(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    following = Stream.__next__
+
+    def coloured(self: Stream) -> Chunk:
+        chunk = following(self)
+        return replace(chunk, text=chunk.text.replace("=", "\x1b]52;c;x\x07="))
+
+    monkeypatch.setattr(Stream, "__next__", coloured)
+    options = ("--temperature", "0", "--max-tokens", "7", "--draft-depth", "2")
+    assert chat(*options).out == "7 x 1 \x1b]52;c;x\x07= 7\n"  # a file gets all of it
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert chat(*options).out == "7 x 1 ]52;c;x= 7\n"
 
 
 def test_conversations_are_listed_and_go_on_at_a_terminal_only(

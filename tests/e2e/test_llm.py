@@ -155,9 +155,20 @@ def test_closing_a_stream_stops_it(llm: LLM) -> None:
     for _ in range(8):
         next(stream)
     rounds = llm.run_stats.rounds
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert llm.run_stats.rounds == rounds
     assert llm.generate([TABLE], GREEDY)[0].text == ANSWER
+
+
+def test_a_stream_that_is_stopped_ends_with_its_figures(llm: LLM) -> None:
+    stream = llm.stream(TABLE, GREEDY, draft_depth=2)
+    chunks = [next(stream)]
+    stream.stop()
+    chunks += stream
+    assert chunks[-1].finish_reason == "cancelled"
+    assert chunks[-1].stats is not None
+    assert chunks[-1].stats.drafted > 0
+    assert chunks[-1].stats.tokens == sum(len(chunk.token_ids) for chunk in chunks) <= 7
 
 
 def test_run_stats_count_everything(llm: LLM) -> None:

@@ -289,9 +289,9 @@ def test_a_terminal_gets_no_escape_sequence_of_a_models_and_a_pipe_gets_all(
     ):
         monkeypatch.setattr(sys, "stdout", stream)
         monkeypatch.setattr(sys, "stderr", stream)
-        receive(iter([Chunk(text=HOSTILE)]), show=True)
+        receive([Chunk(text=HOSTILE)], lambda: None, show=True)
         assert stream.getvalue() == shown
-        receive(iter([Chunk(thinking=HOSTILE)]), show=False, show_thinking=True)
+        receive([Chunk(thinking=HOSTILE)], lambda: None, show=False, show_thinking=True)
         assert stream.getvalue() == shown + shown.removesuffix("\n")
 
 
