@@ -18,7 +18,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_mtp.files import fingerprint, replace_text
+from mlx_mtp.files import fingerprint
+from mlx_mtp.whole_files import replace_text, sweep
 
 CACHE_VARIABLE = "MLX_MTP_CACHE"
 """Environment variable that names the cache folder; the user's own by default."""
@@ -59,6 +60,7 @@ class DepthTable:
         """Keep a document instead of the one there is, as a whole."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            sweep(self.path.parent)
             replace_text(self.path, json.dumps(document), synced=False)
         except OSError as error:
             log.info("Round costs are not kept: %s", error)

@@ -11,10 +11,8 @@ import json
 import math
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterable
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -97,28 +95,6 @@ def is_nested_deeper(value: Any, levels: int) -> bool:
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """A JSON object to a file, the same bytes for the same values."""
     path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
-
-
-def replace_text(path: Path, text: str, *, private: bool = False, synced: bool = True) -> None:
-    """Put a text in the place of a file, as a whole. Raises OSError; the file is then as it was.
-
-    Args:
-        private: only this user may read it.
-        synced: wait until it is on the disk.
-    """
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        mode = 0o600 if private else 0o666
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with open(descriptor, "w", encoding="utf-8", errors="surrogatepass") as out:
-            out.write(text)
-            out.flush()
-            if synced:
-                os.fsync(descriptor)
-        os.replace(partial, path)
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def wanted_weights(path: Path) -> list[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import mimetypes
+import re
 from pathlib import Path
 
+from mlx_mtp.chat.paths import read_bytes
 from mlx_mtp.errors import UsageError
 
 _NO_TEXT = {"image": "an image", "audio": "sound", "video": "a film"}
@@ -15,7 +17,8 @@ MOST_FILE_BYTES = 4_000_000
 def as_text(path: Path) -> str:
     """A file's name and its text between fences. Raises UsageError: absent, too large, no text."""
     content = _read(path)
-    fence = "`" * max(3, 1 + _longest_run(content))
+    longest = max(map(len, re.findall("`+", content)), default=0)
+    fence = "`" * max(3, 1 + longest)
     return f"File {path.name}:\n{fence}\n{content.rstrip()}\n{fence}\n\n"
 
 
@@ -26,21 +29,9 @@ def _read(path: Path) -> str:
             f"{path} is {_NO_TEXT[kind]}, and only text can be read.", "Name a text file."
         )
     try:
-        if path.exists() and not path.is_file():
-            raise UsageError(f"{path} is not a regular file.", "Name a text file.")
-        if path.stat().st_size > MOST_FILE_BYTES:
-            raise UsageError(f"{path} is larger than any context.", "Take a part of it.")
-        return path.read_text(encoding="utf-8")
+        text = read_bytes(path, MOST_FILE_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text.", "Convert it first.") from error
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}.", "Name another.") from error
-
-
-def _longest_run(text: str) -> int:
-    """Most backticks in a row."""
-    longest = run = 0
-    for letter in text:
-        run = run + 1 if letter == "`" else 0
-        longest = max(longest, run)
-    return longest
+    if "\0" in text:
+        raise UsageError(f"{path} is not text.", "Name another.")
+    return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -4,18 +4,22 @@ conversation. Writes to the screen it is given; reads no keys.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from mlx_mtp.chat.attach import as_text
 from mlx_mtp.chat.figures import chart, gigabytes, long_stats_line, thousands, turns
+from mlx_mtp.chat.paths import typed_path
 from mlx_mtp.chat.render import Screen
 from mlx_mtp.chat.session import ChatSession
-from mlx_mtp.chat.settings import SETTINGS, THINKING
-from mlx_mtp.chat.store import Store, expanded, save_copy
+from mlx_mtp.chat.settings import DEFAULT, SETTINGS, THINKING, setting
+from mlx_mtp.chat.store import Store, save_copy
 from mlx_mtp.errors import UsageError, nearest
 from mlx_mtp.types import Chunk
 
+NONE = "none"
 Outcome = Generator[Chunk] | Literal["leave", "edit"] | None
 """A reply to show, leave, open the editor, or nothing more to do."""
 
@@ -46,6 +50,7 @@ class Commands:
     def __init__(self, chat: ChatSession, screen: Screen) -> None:
         self.chat = chat
         self.screen = screen
+        self._copies: set[Path] = set()
 
     def run(self, line: str) -> Outcome:
         """Carry out a line that begins with a slash.
@@ -59,24 +64,26 @@ class Commands:
 
     def _help(self, text: str) -> Outcome:
         for one in [find(f"/{text.lstrip('/')}")] if text else COMMANDS:
-            self.screen.line(f"  {one.usage:<24} {one.help}")
+            self.screen.say(f"  {one.usage:<24} {one.help}")
         if text in ("set", "/set"):
-            for setting in SETTINGS:
-                self.screen.line(f"    {setting.name:<15} {setting.valid}")
+            for item in SETTINGS:
+                self.screen.say(f"    {item.name:<15} {item.valid}")
+            self.screen.say(f"  {DEFAULT} takes a value back.")
         elif not text:
             self.screen.note("Alt-Enter begins a new line; so does Enter between two lines of")
             self.screen.note('""". Ctrl-C stops a reply, and what came of it stays.')
         return None
 
     def _clear(self, text: str) -> Outcome:
+        is_saved = self.chat.save_error is None
         self.chat.clear()
-        self.screen.note("A new conversation; the old one is saved.")
+        self.screen.note(f"A new conversation; the old one is {'' if is_saved else 'not '}saved.")
         return None
 
     def _system(self, text: str) -> Outcome:
         if text:
-            self.chat.system = None if text == "none" else text
-        self.screen.note(f"system: {self.chat.system or 'none'}")
+            self.chat.system = None if text == NONE else text
+        self.screen.note(f"system: {self.chat.system or NONE}")
         return None
 
     def _regen(self, text: str) -> Outcome:
@@ -91,10 +98,22 @@ class Commands:
         return "edit"
 
     def _file(self, text: str) -> Outcome:
-        path = expanded(text.strip("'\""))
+        if not text:
+            raise UsageError("/file needs a path.", "For example: /file notes.txt")
+        if text == NONE:
+            self.chat.attached = []
+            self.screen.note("no file goes with your next message")
+            return None
+        path = typed_path(text)
         part = as_text(path)
+        tokens, context = len(self.chat.llm.tokenizer.encode(part)), self.chat.llm.context
+        if tokens > context:
+            raise UsageError(
+                f"{path.name} has {thousands(tokens)} tokens, and the context holds "
+                f"{thousands(context)}.",
+                "Take a part of it.",
+            )
         self.chat.attached.append(part)
-        tokens = len(self.chat.llm.tokenizer.encode(part))
         self.screen.note(f"{path.name}: {thousands(tokens)} tokens go with your next message")
         return None
 
@@ -103,7 +122,7 @@ class Commands:
 
     def _drop(self, text: str) -> Outcome:
         if not text.isascii() or not text.isdigit():
-            raise UsageError(f"/drop {text}: that is no number of turns.", "For example: /drop 2")
+            raise UsageError("/drop needs a number of turns.", "For example: /drop 2")
         dropped = self.chat.drop(int(text))
         self.screen.note(f"left out the oldest {turns(dropped)}; {turns(self.chat.turns)} left")
         return None
@@ -115,10 +134,7 @@ class Commands:
         if value:
             self.chat.settings = self.chat.settings.with_value(name, value.strip())
             self.chat.save()
-        shown = [one for one in SETTINGS if not name or one.name == name]
-        if not shown:
-            self.chat.settings.with_value(name, "default")  # says what is wrong with the name
-        for one in shown:
+        for one in [setting(name)] if name else SETTINGS:
             self.screen.line(f"  {one.name:<15} {self._shown(one.name)}")
         return None
 
@@ -138,6 +154,7 @@ class Commands:
         if not text:
             text = "off" if self.chat.settings.thinks else "show"
         self.chat.settings = self.chat.settings.with_value("thinking", text)
+        self.chat.save()
         self.screen.note(f"thinking: {text}")
         return None
 
@@ -145,8 +162,11 @@ class Commands:
 
     def _save(self, text: str) -> Outcome:
         if text:
-            path = expanded(text)
+            path = typed_path(text)
+            if os.path.lexists(path) and path.absolute() not in self._copies:
+                raise UsageError(f"{path} is there already.", "Name another, or remove it first.")
             save_copy(self.chat.saved, path)
+            self._copies.add(path.absolute())
             self.screen.note(f"saved to {path}")
             return None
         self.chat.save()
@@ -161,10 +181,12 @@ class Commands:
     def _load(self, text: str) -> Outcome:
         if not text:
             raise UsageError("/load needs a name or a file.", "See `mlx-mtp chat --list`.")
-        saved = (self.chat.store or Store()).load(text)
         self.chat.save()
+        saved = (self.chat.store or Store()).load(text)
         self.chat.take_up(saved)
         self.screen.note(f"{saved.id}: {turns(self.chat.turns)}, {saved.title}")
+        if self.chat.other_model:
+            self.screen.note(f"[held with {self.chat.other_model} so far]")
         return None
 
     # Figures.
@@ -235,7 +257,7 @@ COMMANDS = (
     Command("/regen", "/regen", "Another reply to the last message.", Commands._regen),
     Command("/undo", "/undo", "Take the last turn back.", Commands._undo),
     Command("/edit", "/edit", "Write a message in $EDITOR.", Commands._edit),
-    Command("/file", "/file PATH", "Put a file's text into the next message.", Commands._file),
+    Command("/file", "/file PATH|none", "Put a file's text into the next message.", Commands._file),
     Command("/compact", "/compact", "Let a summary stand for what was said.", Commands._compact),
     Command("/drop", "/drop N", "Leave out the N oldest turns.", Commands._drop),
     Command("/save", "/save [PATH]", "Save a copy, as Markdown if it is .md.", Commands._save),

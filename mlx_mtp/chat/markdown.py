@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rich.cells import cell_len
+
 from mlx_mtp.chat.highlight import Highlighter
 
 MOST_HELD = 160
@@ -135,14 +137,14 @@ class Markdown:
             yield Piece("─┼─".join("─" * width for width in self._widths) + newline, "mark")
             return
         widths = [*self._widths, *[3] * len(cells)]
-        self._widths = [max(widths[n], len(cell)) for n, cell in enumerate(cells)]
+        self._widths = [max(widths[n], cell_len(cell)) for n, cell in enumerate(cells)]
         for n, (cell, width) in enumerate(zip(cells, self._widths, strict=True)):
             if n:
                 yield Piece(" │ ", "mark")
             shown = list(_spans(cell, "bold" if is_first else ""))
             yield from shown
             if n < len(cells) - 1:
-                yield Piece(" " * (width - sum(len(piece.text) for piece in shown)))
+                yield Piece(" " * (width - sum(cell_len(piece.text) for piece in shown)))
         yield Piece(newline)
 
     # Within a line.

@@ -172,6 +172,8 @@ class Repl:
         if not chat.turns:
             return
         self.screen.note(f"{chat.saved.id}: {turns(chat.turns)}")
+        if chat.other_model:
+            self.screen.note(f"[held with {chat.other_model} so far]")
         last = chat.messages[-1]
         if last["role"] == "user":
             self.screen.line(f"{PROMPT}{_shortened(str(last['content']))}")

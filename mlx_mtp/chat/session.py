@@ -47,6 +47,7 @@ class ChatSession:
         stats, finish_reason: of the last reply.
         kept: tokens of it that are in the conversation; None: it was a summary.
         used: tokens of the context that the conversation takes, as far as that is known.
+        other_model: the model that a conversation was held with before, or None.
         attached: texts of files that go with the next message.
         save_error: why the conversation could not be saved last time, or None.
     """
@@ -67,8 +68,10 @@ class ChatSession:
         self.used = 0
         self.attached: list[str] = []
         self.save_error: MlxMtpError | None = None
-        self.saved = Saved(new_id(), llm.model_name) if saved is None else saved
-        self.saved.model = llm.model_name
+        self.other_model: str | None = None
+        self.saved = Saved(new_id(), llm.model_name)
+        if saved is not None:
+            self._hold(saved)
         self._row = llm.session()
         self._saved_at = 0.0
 
@@ -120,8 +123,9 @@ class ChatSession:
             raise UsageError(
                 f"With this message the conversation has {self._count(messages)} tokens, and the "
                 f"context holds {self.llm.context}.",
-                "/compact summarises what was said, /drop N leaves out the N oldest turns; "
-                "then say it again.",
+                "/compact summarises what was said, /drop N leaves out the N oldest turns"
+                + (", /file none the files" if self.attached else "")
+                + "; then say it again.",
             )
         self.saved.messages = messages
         try:
@@ -188,9 +192,13 @@ class ChatSession:
     def take_up(self, saved: Saved) -> None:
         """Go on with a saved conversation and its settings. Raises UsageError: bad settings."""
         self.settings = Settings.from_changed(saved.settings)
+        self._hold(saved)
+        self._begin()
+
+    def _hold(self, saved: Saved) -> None:
+        self.other_model = saved.model if saved.model != self.llm.model_name else None
         self.saved = saved
         self.saved.model = self.llm.model_name
-        self._begin()
 
     def _begin(self) -> None:
         self.attached, self.used, self.kept = [], 0, 0
@@ -202,9 +210,13 @@ class ChatSession:
         """Leave out the oldest turns; how many that were. The saved conversation keeps them: this
         one goes on under a new id. Raises UsageError: there are not more than one."""
         places = [n for n, message in enumerate(self.messages) if message["role"] == "user"]
+        if len(places) < 2:
+            raise UsageError("There is no older turn to drop.", "/clear begins anew.")
         if not 1 <= turns < len(places):
-            most = f"from 1 to {len(places) - 1}" if len(places) > 1 else "after the second turn"
-            raise UsageError(f"{turns} of {len(places)} turns cannot be dropped.", f"Drop {most}.")
+            raise UsageError(
+                f"{turns} of {len(places)} turns cannot be dropped.",
+                f"Drop from 1 to {len(places) - 1}.",
+            )
         head = [message for message in self.messages[:1] if message["role"] == "system"]
         self._branch(head + self.messages[places[turns] :])
         return turns

@@ -12,19 +12,26 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from mlx_mtp.chat.paths import expanded, read_bytes, typed_path
+from mlx_mtp.chat.settings import Settings
 from mlx_mtp.errors import ResourceError, UsageError
-from mlx_mtp.files import MAX_NESTING, is_nested_deeper, replace_text
+from mlx_mtp.files import MAX_NESTING, is_nested_deeper
 from mlx_mtp.types import Message
+from mlx_mtp.whole_files import replace_text, sweep
 
 HOME_VARIABLE = "MLX_MTP_HOME"
 """Environment variable that names the folder of conversations; the user's own by default."""
 FORMAT = "mlx_mtp_chat"
+MOST_BYTES = 500_000_000
+"""More than any conversation takes."""
+ELSEWHERE = f"Free some space, or name another folder in {HOME_VARIABLE}."
 ROLES = ("system", "user", "assistant")
 
 
@@ -67,14 +74,6 @@ def make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def expanded(name: str) -> Path:
-    """The path that a user names. Raises UsageError: ~ stands for no known user."""
-    try:
-        return Path(name).expanduser()
-    except RuntimeError as error:
-        raise UsageError(f"{name} names no user's folder.", "Write the path out.") from error
-
-
 def new_id() -> str:
     """A name for a conversation that begins now."""
     return f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
@@ -85,11 +84,16 @@ class Store:
 
     Args:
         folder: None: the user's own.
+
+    Attributes:
+        passed_over: what is wrong with conversations that could not be read.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = (home() if folder is None else folder) / "chats"
         self._written: dict[str, tuple[int, int]] = {}
+        self._is_swept = False
+        self.passed_over: list[str] = []
 
     def path(self, name: str) -> Path:
         """The file of a conversation."""
@@ -112,7 +116,13 @@ class Store:
             make_private(self.folder)
         except OSError as error:
             raise _unwritable(self.folder, error) from error
-        write_private(path, _document(saved))
+        if not self._is_swept:
+            self._is_swept = True
+            sweep(self.folder)
+        try:
+            replace_text(path, _document(saved), private=True)
+        except OSError as error:
+            raise _unwritable(path, error) from error
         stamp = _stamp(path)
         assert stamp is not None
         self._written[saved.id] = stamp
@@ -120,12 +130,12 @@ class Store:
     def load(self, name: str) -> Saved:
         """A conversation by its id, or from a file. Raises UsageError: there is none."""
         path = self.path(name)
-        is_own = path.parent == self.folder and _is_file(path)
+        is_own = path.parent == self.folder and os.path.isfile(path)
         if not is_own:
-            path = expanded(name)
-        if not _is_file(path):
+            path = typed_path(name)
+        if not os.path.isfile(path):
             raise UsageError(
-                f"There is no conversation {name}.", "See `mlx-mtp chat --list` for their names."
+                f"There is no conversation {name!r}.", "See `mlx-mtp chat --list` for their names."
             )
         saved = read(path)
         if is_own:
@@ -138,9 +148,10 @@ class Store:
         return saved
 
     def latest(self) -> Saved:
-        """The conversation that was written to last. Raises UsageError: there is none."""
+        """The conversation that was written to last, of those that can be read. Raises UsageError:
+        there is none."""
         for path in self._paths():
-            with suppress(UsageError):
+            with self._passing_over():
                 return self.load(path.stem)
         raise UsageError("There is no conversation yet.", "Begin one: mlx-mtp chat")
 
@@ -148,9 +159,17 @@ class Store:
         """All conversations that can be read, the last one first, and when they were written."""
         found = []
         for path in self._paths():
-            with suppress(UsageError, OSError):
-                found.append((read(path), datetime.fromtimestamp(path.stat().st_mtime)))
+            with self._passing_over(), suppress(OSError):
+                saved, written = read(path), datetime.fromtimestamp(path.stat().st_mtime)
+                found.append((replace(saved, id=path.stem), written))
         return found
+
+    @contextmanager
+    def _passing_over(self) -> Iterator[None]:
+        try:
+            yield
+        except UsageError as error:
+            self.passed_over.append(error.message)
 
     def _paths(self) -> list[Path]:
         try:
@@ -162,9 +181,7 @@ class Store:
 def read(path: Path) -> Saved:
     """A conversation from a file. Raises UsageError: it is none, or damaged."""
     try:
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}.", "Name another.") from error
+        document = json.loads(read_bytes(path, MOST_BYTES))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not valid JSON.", "Name another conversation.") from error
     if not isinstance(document, dict) or document.get(FORMAT) != 1:
@@ -178,16 +195,13 @@ def read(path: Path) -> Saved:
         or not isinstance(settings, dict)
     ):
         raise UsageError(f"{path} is damaged.", "Name another conversation.")
+    try:
+        Settings.from_changed(settings)
+    except UsageError as error:
+        message = f"{path} is damaged: {error.message}"
+        raise UsageError(message, "Name another conversation.") from error
     model, name = str(document.get("model", "")), str(document.get("id", path.stem))
     return Saved(name, model, messages, settings)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file in one piece that only this user can read. Raises ResourceError."""
-    try:
-        replace_text(path, text, private=True)
-    except OSError as error:
-        raise _unwritable(path, error) from error
 
 
 def as_markdown(saved: Saved) -> str:
@@ -199,7 +213,11 @@ def as_markdown(saved: Saved) -> str:
 
 def save_copy(saved: Saved, path: Path) -> None:
     """Write a copy: Markdown where the name ends in .md, else JSON. Raises ResourceError."""
-    write_private(path, as_markdown(saved) if path.suffix == ".md" else _document(saved))
+    text = as_markdown(saved) if path.suffix == ".md" else _document(saved)
+    try:
+        replace_text(path, text, private=True)
+    except OSError as error:
+        raise _unwritable(path, error, "Name another place.") from error
 
 
 def _document(saved: Saved) -> str:
@@ -221,13 +239,6 @@ def _is_message(message: object) -> bool:
     )
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name too long, for example
-        return False
-
-
 def _stamp(path: Path) -> tuple[int, int] | None:
     """What tells whether a file is the one that was written; None where there is none."""
     try:
@@ -237,8 +248,5 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return status.st_ino, status.st_mtime_ns
 
 
-def _unwritable(path: Path, error: OSError) -> ResourceError:
-    return ResourceError(
-        f"{path} cannot be written: {error.strerror or error}.",
-        f"Free some space, or name another folder in {HOME_VARIABLE}.",
-    )
+def _unwritable(path: Path, error: OSError, hint: str = ELSEWHERE) -> ResourceError:
+    return ResourceError(f"{path} cannot be written: {error.strerror or error}.", hint)

@@ -115,7 +115,7 @@ def chat(
     console = console_of(context)
     console.start_logging()
     if list_all:
-        _list()
+        _list(console)
         return
     given: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -135,9 +135,12 @@ def chat(
 
         store = Store()
         saved = _saved(store, resume_last, resume)
+        _warn_of(store, console)
         if saved is not None:
             settings = _settings(saved.settings, given)
-            model = model or saved.model
+            source = context.get_parameter_source("model")
+            is_typed = source is not None and source.name == "COMMANDLINE"
+            model = model if is_typed else saved.model or model  # the environment names a default
         llm = _load(model, drafter, console, exact=exact)
 
         from mlx_mtp.chat.session import ChatSession
@@ -196,14 +199,22 @@ def _converse(session: ChatSession, system: str | None) -> int:
     return Repl(session, Screen(sys.stdout), Reader(home() / "history")).run()
 
 
-def _list() -> None:
+def _list(console: Console) -> None:
     from mlx_mtp.chat.figures import turns
     from mlx_mtp.chat.store import Store
 
-    found = Store().all()
+    store = Store()
+    found = store.all()
     for saved, written in found:
         said = turns(sum(message["role"] == "user" for message in saved.messages))
         shown = f"{written:%Y-%m-%d %H:%M}  {said:>9}  {saved.model}  {saved.title}"
         typer.echo(printable(f"{saved.id}  {shown}"))
+    _warn_of(store, console)
     if not found:
         typer.echo("There is no conversation yet.", err=True)
+
+
+def _warn_of(store: Store, console: Console) -> None:
+    """Say which conversations were passed over."""
+    for message in store.passed_over:
+        console.warn(message)

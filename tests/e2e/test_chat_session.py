@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from mlx_mtp.chat.commands import Commands
 from mlx_mtp.chat.render import Screen
 from mlx_mtp.chat.session import SUMMARISED, ChatSession
 from mlx_mtp.chat.settings import Settings
-from mlx_mtp.chat.store import Store
-from mlx_mtp.errors import UsageError
-from mlx_mtp.types import Chunk
+from mlx_mtp.chat.store import Saved, Store
+from mlx_mtp.errors import MlxMtpError, UsageError
+from mlx_mtp.types import Chunk, Message
 
 GREEDY = Settings().with_value("temperature", "0").with_value("max_tokens", "12")
 
@@ -112,9 +113,9 @@ def test_a_full_context_is_said_and_nothing_is_cut(
     assert chat.saved.id != old
     assert chat.store is not None
     assert len(chat.store.load(old).messages) == 4
-    with pytest.raises(UsageError, match="cannot be dropped"):
+    with pytest.raises(UsageError, match="no older turn"):
         chat.drop(1)
-    with pytest.raises(UsageError, match="no number of turns"):
+    with pytest.raises(UsageError, match="needs a number of turns"):
         run(chat, "/drop all")
 
 
@@ -165,6 +166,10 @@ def test_files_go_with_the_next_message(chat: ChatSession, tmp_path: Path) -> No
     (tmp_path / "code.md").write_text("```\nx\n```\n")
     (tmp_path / "cat.png").write_bytes(b"\x89PNG")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "zeros").write_bytes(b"\0\0")
+    (tmp_path / "huge").write_bytes(b"a" * 5_000_000)
+    (tmp_path / "long").write_text("word " * 20_000)
+    os.mkfifo(tmp_path / "pipe")
     assert "tokens go with your next message" in run(chat, f"/file {tmp_path}/code.md")
     text(chat.ask("What is it?"))
     fence = "`" * 4
@@ -174,10 +179,73 @@ def test_files_go_with_the_next_message(chat: ChatSession, tmp_path: Path) -> No
         ("cat.png", "is an image, and only text"),
         ("latin.txt", "is not UTF-8"),
         ("none.txt", "cannot be read: No such file"),
-        ("", "is not a regular file"),
+        ("", "is a folder"),
+        ("pipe", "is not a regular file"),
+        ("zeros", "is not text"),
+        ("huge", "5,000,000 bytes; the most is 4,000,000"),
+        ("long", "has 19k tokens, and the context holds 4.0k"),
     ):
         with pytest.raises(UsageError, match=message):
             run(chat, f"/file {tmp_path}/{name}")
+    assert chat.attached == []
+    (tmp_path / "my notes.txt").write_bytes(b"\xef\xbb\xbftwo\r\nlines\r\n")
+    for typed in (f"'{tmp_path}/my notes.txt'", f"{tmp_path}/my\\ notes.txt"):
+        run(chat, f"/file {typed}")
+        assert chat.attached.pop() == "File my notes.txt:\n```\ntwo\nlines\n```\n\n"
+    run(chat, f"/file {tmp_path}/code.md")
+    assert "no file goes with" in run(chat, "/file none")
+    assert chat.attached == []
+
+
+@pytest.mark.parametrize("command", ["/file", "/load", "/save"])
+@pytest.mark.parametrize("path", ["~nobody-of-this-name/x", "a" * 300, "a\0b", "/nowhere/x"])
+def test_a_path_that_can_be_none_is_an_error_in_a_sentence(
+    chat: ChatSession, command: str, path: str
+) -> None:
+    with pytest.raises(MlxMtpError) as caught:
+        run(chat, f"{command} {path}")
+    assert caught.value.hint
+
+
+def test_a_copy_takes_the_place_of_nothing_but_itself(chat: ChatSession, tmp_path: Path) -> None:
+    text(chat.ask("Spell banana."))
+    (tmp_path / "notes.md").write_text("mine")
+    for name in ("notes.md", ""):
+        with pytest.raises(UsageError, match="is there already"):
+            run(chat, f"/save {tmp_path}/{name}")
+    assert (tmp_path / "notes.md").read_text() == "mine"
+    commands = Commands(chat, Screen(io.StringIO()))
+    commands.run(f"/save {tmp_path}/talk.md")
+    text(chat.ask("Go on."))
+    commands.run(f"/save {tmp_path}/talk.md")
+    assert "Go on." in (tmp_path / "talk.md").read_text()
+
+
+def test_what_is_kept_about_a_reply_does_not_reach_the_template(
+    chat: ChatSession, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys: set[str] = set()
+    render = llm.tokenizer.render_chat
+
+    def seen(messages: list[Message], *, thinking: bool = False) -> str:
+        keys.update(key for message in messages for key in message)
+        return render(messages, thinking=thinking)
+
+    monkeypatch.setattr(llm.tokenizer, "render_chat", seen)
+    text(chat.ask("Spell banana."))
+    text(chat.ask("Go on."))
+    text(chat.compact())
+    assert keys == {"role", "content"}
+
+
+def test_a_conversation_with_another_model_says_so(llm: LLM, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save(Saved("a", "other", [{"role": "user", "content": "Hi."}]))
+    assert ChatSession(llm, store, GREEDY, store.load("a")).other_model == "other"
+    chat = ChatSession(llm, store, GREEDY)
+    assert "[held with other so far]" in run(chat, "/load a")
+    text(chat.regenerate())
+    assert ChatSession(llm, store, GREEDY, store.load("a")).other_model is None
 
 
 def test_a_conversation_that_cannot_be_saved_goes_on(llm: LLM, tmp_path: Path) -> None:

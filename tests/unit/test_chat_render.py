@@ -106,6 +106,12 @@ def test_what_is_no_markup_stays_as_it_is(text: str) -> None:
     assert "".join(piece.text for piece in pieces(text, [])) == text
 
 
+def test_columns_are_as_wide_as_the_terminal_shows_them() -> None:
+    table = "| a | b |\n|---|---|\n| 漢字 | x |\n| 🙂 | x |\n| abcd | x |\n"
+    rows = "".join(piece.text for piece in pieces(table, [])).splitlines()
+    assert rows[2:] == ["漢字 │ x", "🙂   │ x", "abcd │ x"]
+
+
 def test_a_plain_paragraph_is_not_held_back() -> None:
     markdown, told = Markdown(), ""
     for letter in "It is a long text without an end of line":

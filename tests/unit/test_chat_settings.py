@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from dataclasses import fields
@@ -81,6 +82,11 @@ def test_three_quotation_marks_hold_lines_together() -> None:
     assert is_open('"""""')
     assert not is_open('"""two\nlines"""')
     assert not is_open('plain """')
+    assert not is_open('"""Doc."""\nimport os')
+    assert is_open('"""Doc."""\ndef f():\n    """')
+    code = '"""Doc."""\ndef f():\n    """x"""'
+    assert unquoted(code) == (code, False)
+    assert unquoted(f'"""\n{code}\n"""') == (code, True)
     assert unquoted('"""\n/not a command\n"""') == ("/not a command", True)
     assert unquoted("plain") == ("plain", False)
 
@@ -172,6 +178,8 @@ def test_nobody_writes_over_what_another_wrote(tmp_path: Path) -> None:
         ('{"mlx_mtp_chat": 1, "messages": [{"role": "user"}]}', "is damaged"),
         ('{"mlx_mtp_chat": 1, "messages": [{"role": "x", "content": "y"}]}', "is damaged"),
         ('{"mlx_mtp_chat": 1, "messages": [], "settings": 3}', "is damaged"),
+        ('{"mlx_mtp_chat": 1, "messages": [], "settings": {"top_p": 2}}', "is damaged: top_p is"),
+        ('{"mlx_mtp_chat": 1, "messages": [], "settings": {"nope": 2}}', "is damaged: Unknown"),
     ],
 )
 def test_a_damaged_file_is_said_and_passed_over(tmp_path: Path, text: str, message: str) -> None:
@@ -181,6 +189,32 @@ def test_a_damaged_file_is_said_and_passed_over(tmp_path: Path, text: str, messa
     with pytest.raises(UsageError, match=message):
         read(store.path("bad"))
     assert store.latest().id == "good"
+    assert [saved.id for saved, _ in store.all()] == ["good"]
+    assert len(store.passed_over) == 2
+    assert all(message in one for one in store.passed_over)
+
+
+def test_a_copied_file_has_the_name_of_its_file(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save(talk("a"))
+    store.path("b").write_bytes(store.path("a").read_bytes())
+    assert {saved.id for saved, _ in store.all()} == {"a", "b"}
+    assert store.load("b").id == "b"
+
+
+def test_what_a_killed_process_left_is_swept_and_what_is_written_is_not(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save(talk())
+    names = {kind: store.folder / f".{kind}.json.0123abcd" for kind in ("left", "new", "locked")}
+    for path in (*names.values(), store.folder / ".other"):
+        path.write_text("{")
+        os.utime(path, (1, 1))
+    os.utime(names["new"])
+    with names["locked"].open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        Store(tmp_path).save(talk("b"))
+    found = {path.name for path in store.folder.iterdir()}
+    assert found == {"a.json", "b.json", ".other", names["new"].name, names["locked"].name}
 
 
 def test_a_copy_is_markdown_where_its_name_says_so(tmp_path: Path) -> None:
@@ -191,5 +225,5 @@ def test_a_copy_is_markdown_where_its_name_says_so(tmp_path: Path) -> None:
     assert loaded.messages == talk().messages
     with pytest.raises(ResourceError, match="cannot be written"):
         save_copy(talk(), tmp_path / "none" / "talk.json")
-    with pytest.raises(UsageError, match="There is no conversation nowhere"):
+    with pytest.raises(UsageError, match="There is no conversation"):
         Store(tmp_path).load("nowhere")

@@ -24,6 +24,7 @@ FLOORS: dict[str, int] = {
     "mlx_mtp.quantization": 2,
     "mlx_mtp.types": 2,
     "mlx_mtp.versions": 2,
+    "mlx_mtp.whole_files": 2,
     "mlx_mtp.literal": 3,
     "mlx_mtp.model": 3,
     "mlx_mtp.tokenizer": 3,
