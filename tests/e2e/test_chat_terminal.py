@@ -11,6 +11,7 @@ from typing import Any
 from terminal import PROMPT, Terminal
 
 from mlx_mtp import SamplingParams, load
+from mlx_mtp.chat.store import Saved, Store
 from mlx_mtp.types import Message
 
 CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
@@ -148,3 +149,35 @@ def test_two_interrupts_leave(tmp_path: Path) -> None:
         terminal.expect(PROMPT)
         terminal.type(CTRL_C)
         assert terminal.end() == 130
+
+
+def test_a_conversation_goes_on_with_its_own_model(tmp_path: Path) -> None:
+    """The environment names a default; a name on the command line wins."""
+    Store(tmp_path).save(Saved("a", "pocket", [{"role": "user", "content": "Spell banana."}]))
+    Store(tmp_path).path("b").write_text("{")
+    options = ("chat", "--continue", "--drafter", "none")
+    with Terminal(*options, home=tmp_path, MLX_MTP_MODEL="pocket-moe") as terminal:
+        terminal.expect(r"warning: .*b\.json is not valid JSON")
+        terminal.expect("mlx-mtp .* · pocket · .* · /help")
+        terminal.expect("its reply is missing: /regen makes it")
+        terminal.say(CTRL_D)
+        assert terminal.end() == 0
+    with Terminal("chat", "pocket-moe", *options[1:], home=tmp_path) as terminal:
+        terminal.expect("· pocket-moe ·")
+        terminal.expect(r"\[held with pocket so far\]")
+
+
+def test_interrupts_at_any_moment_tear_nothing(tmp_path: Path) -> None:
+    with Terminal("chat", "pocket", "--max-tokens", "40", home=tmp_path) as terminal:
+        for seconds in (0.0, 0.01, 0.03, 0.1):
+            terminal.expect(PROMPT)
+            terminal.type("Count from 1 to 300.\r")
+            time.sleep(seconds)
+            for _ in range(2):
+                terminal.kill(signal.SIGINT)
+        terminal.say("/stats")
+        terminal.say(CTRL_D)
+        assert terminal.end() == 0
+    assert b"Traceback" not in terminal.raw
+    assert b"Warning" not in terminal.raw
+    assert saved(tmp_path)["messages"]

@@ -10,7 +10,7 @@ import logging
 import re
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -230,22 +230,6 @@ def test_a_second_interrupt_does_not_wait_for_the_round(
     assert SEVENS.startswith(done.out.rstrip("\n"))
 
 
-def test_a_terminal_gets_no_control_characters(
-    chat: Chat, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    following = Stream.__next__
-
-    def coloured(self: Stream) -> Chunk:
-        chunk = following(self)
-        return replace(chunk, text=chunk.text.replace("=", "\x1b]52;c;x\x07="))
-
-    monkeypatch.setattr(Stream, "__next__", coloured)
-    options = ("--temperature", "0", "--max-tokens", "7", "--draft-depth", "2")
-    assert chat(*options).out == "7 x 1 \x1b]52;c;x\x07= 7\n"  # a file gets all of it
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    assert chat(*options).out == "7 x 1 ]52;c;x= 7\n"
-
-
 def test_conversations_are_listed_and_go_on_at_a_terminal_only(
     chat: Chat, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -262,3 +246,16 @@ def test_conversations_are_listed_and_go_on_at_a_terminal_only(
     assert "at a terminal only" in done.err
     done = chat("--thinking", "loud")
     assert done.err == "error: thinking is 'loud'.\n  Give show, hide or off.\n"
+
+
+def test_the_list_names_files_and_sends_no_control_characters(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MLX_MTP_HOME", str(tmp_path))
+    store = Store()
+    store.save(Saved("a", "po\x1b]0;cket", [{"role": "user", "content": "\x1b[31mred\x07"}]))
+    store.path("broken").write_text("{")
+    assert run(["chat", "--list"]) == 0
+    shown = capsys.readouterr()
+    assert r"1 turn  po\x1b]0;cket  \x1b[31mred\x07" in shown.out
+    assert re.fullmatch(r"warning: .*broken\.json is not valid JSON\.\n", shown.err)
