@@ -177,6 +177,10 @@ def _keys() -> KeyBindings:
         elif not event.app.is_done:
             event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
 
+    @keys.add(Keys.Vt100MouseEvent)
+    def ignore(event: KeyPressEvent) -> None:
+        """A colour code that is pasted key by key looks like a mouse; there is none."""
+
     return keys
 
 

@@ -179,6 +179,12 @@ def test_code_that_begins_with_a_docstring_is_sent_as_it_is(chat: ChatSession) -
     assert chat.messages[0]["content"] == code
 
 
+def test_colour_codes_that_are_typed_are_left_out(chat: ChatSession) -> None:
+    chat.settings = GREEDY.with_value("max_tokens", "1")
+    talk(chat, "a\x1b[31mb\x1b[0;1mc")
+    assert chat.messages[0]["content"].startswith("abc")
+
+
 def test_what_the_editor_wrote_can_be_brought_back(
     chat: ChatSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
