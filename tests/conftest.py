@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, settings
 from pairs import PAIRS, Loader, pair_id
 
 from mlx_mtp.llm import LLM
@@ -16,6 +17,9 @@ from mlx_mtp.loading import load
 # Nothing that a test learns is kept, and nothing that was kept is used; processes inherit it.
 _cache = tempfile.TemporaryDirectory(prefix="mlx-mtp-tests-")
 os.environ["MLX_MTP_CACHE"] = _cache.name
+
+# For those who want to know only whether a property fails: `pytest --hypothesis-profile=unshrunk`.
+settings.register_profile("unshrunk", phases=[Phase.explicit, Phase.generate])
 
 
 @pytest.fixture(scope="session")
