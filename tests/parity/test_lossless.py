@@ -10,7 +10,7 @@ import pytest
 from pairs import Loader, load_golden
 
 from mlx_mtp.decode.engine import Engine
-from mlx_mtp.decode.policy import FixedDepth, Plan
+from mlx_mtp.decode.policy import FixedDepth
 from mlx_mtp.decode.request import Job
 from mlx_mtp.decode.sampling import RowSampling
 from mlx_mtp.llm import LLM
@@ -31,18 +31,6 @@ MIXED = [
 
 FULL_SIZE = [False, pytest.param(True, marks=pytest.mark.slow)]
 """Each property holds in the default run on a small scale, in the slow one at full size."""
-
-
-class Jumping(FixedDepth):
-    """A policy that jumps at random, with shadows: nothing may depend on what it chooses."""
-
-    def __init__(self, rng: random.Random) -> None:
-        super().__init__(0)
-        object.__setattr__(self, "rng", rng)
-
-    def choose(self, rows: int) -> Plan:
-        depth = self.rng.randint(0, 7)
-        return Plan(depth, self.rng.randint(0, 1) if depth == 0 else 0)
 
 
 def jobs_of(pair: Path, tokens: int, sampling: list[RowSampling] | None = None) -> list[Job]:
@@ -170,48 +158,6 @@ def test_a_stop_inside_a_block_ends_the_text_there(pair: Path, load_pair: Loader
     for tokens in (1, 2, 6):
         short = [replace(job, max_tokens=tokens) for job in jobs]
         assert run(llm, short, 7) == [text[:tokens] for text in plain]
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_rows_join_and_leave_while_others_decode(
-    pair: Path, load_pair: Loader, ahead: bool
-) -> None:
-    """Random arrivals, budgets, cancels and depths: everybody gets what they get alone."""
-    llm, rng = load_pair(pair), random.Random(1)
-    base = jobs_of(pair, 1, MIXED)
-    jobs = [replace(rng.choice(base), max_tokens=rng.randint(1, 24)) for _ in range(16)]
-    longest = {job: run(llm, [replace(job, max_tokens=24)], 0, rows=1)[0] for job in base}
-    engine = Engine(
-        llm.target,
-        llm.drafter,
-        Jumping(rng),
-        rows=4,
-        prefill_ahead=ahead,
-        prefill_chunk=32,
-    )
-    waiting, ids, texts, reasons = list(jobs), {}, {}, {}
-    while waiting or engine.has_work:
-        for _ in range(rng.randint(0, 2)):
-            if waiting:
-                job = waiting.pop()
-                job_id = engine.add(job)
-                ids[job_id], texts[job_id] = job, []
-        if ids and rng.random() < 0.05:
-            engine.cancel(rng.choice(list(ids)))
-        for progress in engine.step():
-            texts[progress.job_id] += progress.token_ids
-            if progress.finish_reason is not None:
-                reasons[progress.job_id] = progress.finish_reason
-                assert progress.stats is not None
-                assert progress.stats.tokens == len(texts[progress.job_id])
-    assert set(reasons) == set(ids)
-    assert set(reasons.values()) == {"length", "cancelled"}
-    for job_id, job in ids.items():
-        full = longest[replace(job, max_tokens=1)]
-        if reasons[job_id] == "length":
-            assert texts[job_id] == full[: job.max_tokens]
-        else:
-            assert texts[job_id] == full[: len(texts[job_id])]
 
 
 def test_a_row_is_taken_over_as_soon_as_it_is_free(pair: Path, load_pair: Loader) -> None:

@@ -116,11 +116,11 @@ class Rows(RuleBasedStateMachine):
     def has_room(self) -> bool:
         return self.occupied < MAX_ROWS
 
-    def new_row(self, tokens: Sequence[int] = ()) -> Text:
+    def new_row(self, tokens: Sequence[int] = (), top: int = 0) -> Text:
         if self.occupied == self.cache.rows:
             self.resize(self.occupied + 1, self.cache.capacity)
         self.names += 1
-        text = Text(self.names, self.occupied, [*tokens], len(tokens))
+        text = Text(self.names, self.occupied, [*tokens], top)
         self.filling.append(text)
         return text
 
@@ -264,7 +264,7 @@ class Rows(RuleBasedStateMachine):
     def restore(self, which: int) -> None:
         """A new request begins with what another one held."""
         kept = self.kept[which % len(self.kept)]
-        text = self.new_row(kept.text.tokens)
+        text = self.new_row(kept.text.tokens, kept.text.top)
         if self.cache.capacity < text.length:
             self.resize(self.cache.rows, text.length)
         self.put_back(kept.snapshot, text)
@@ -414,4 +414,4 @@ class TestRows(Rows.TestCase):
 
 @pytest.mark.slow
 class TestRowsForLong(Rows.TestCase):
-    settings = lasting(400, 60)
+    settings = lasting(150, 60)
