@@ -101,6 +101,7 @@ class Talk:
         assert turn.prompt_tokens == len(ids)
         assert turn.reused_tokens + turn.prefilled_tokens == len(ids)
         assert after.prefill_tokens - before.prefill_tokens == turn.prefilled_tokens
+        assert turn.prefilled_tokens >= len(ids) - shared
         self.spare += turn.prefilled_tokens - (len(ids) - shared)
         self.in_row = (*ids, *produced[:-1])
         fresh = self.llm.session()

@@ -9,7 +9,7 @@ import mlx.core as mx
 from hypothesis import given
 from hypothesis import strategies as st
 from pairs import Loader
-from test_lossless import MIXED, jobs_of
+from test_lossless import MIXED, blocks, jobs_of
 
 from mlx_mtp.decode.engine import Engine
 from mlx_mtp.decode.policy import FixedDepth
@@ -65,6 +65,24 @@ def test_two_prefixes_in_turn(pair: Path, load_pair: Loader) -> None:
     assert stats.shared_tokens >= 7 * 90 + 7 * 50
 
 
+def test_a_prefix_serves_those_only_that_have_all_of_it(pair: Path, load_pair: Loader) -> None:
+    llm = load_pair(pair)
+    first, second, third = with_prefix(pair, 59)[:3]  # and one token more
+    ids = third.token_ids
+    third = replace(third, token_ids=(*ids[:59], ids[59] ^ 1, *ids[60:]))  # all but its last
+    alone = [run(llm, [job], 1)[0][0] for job in (first, second, third)]
+    stats = RunStats()
+    engine = Engine(llm.target, llm.drafter, FixedDepth(4), rows=1, stats=stats)
+    texts: dict[int, list[int]] = {}
+    for together in ((first, second), (third,)):  # so that the third is not looked ahead to
+        texts |= {engine.add(job): [] for job in together}
+        while engine.has_work:
+            for progress in engine.step():
+                texts[progress.job_id] += progress.token_ids
+    assert [*texts.values()] == alone
+    assert stats.shared_tokens == 60
+
+
 def test_short_prefixes_are_not_copied(pair: Path, load_pair: Loader) -> None:
     llm = load_pair(pair)
     jobs = [replace(job, token_ids=(2, 7, 9, *job.token_ids[1:])) for job in jobs_of(pair, 4)]
@@ -79,9 +97,9 @@ def test_short_prompts_are_prefilled_together(pair: Path, load_pair: Loader) -> 
         replace(job, token_ids=(job.token_ids * 20)[i : i + 20 + i % 4])
         for i, job in enumerate(jobs_of(pair, 10, MIXED))
     ]
-    alone = [run(llm, [job], 1)[0][0] for job in jobs]
-    texts, stats = run(llm, jobs, 8)
-    assert texts == alone
+    alone = [blocks(llm, [job], 4, rows=1)[0] for job in jobs]
+    assert blocks(llm, jobs, 4) == alone  # and as many drafts are kept in each round
+    _, stats = run(llm, jobs, 8)
     assert stats.prefill_forwards == stats.prefill_reads == 1
     assert stats.prefill_tokens == sum(len(job.token_ids) for job in jobs)
 

@@ -1,5 +1,8 @@
 """Which rows there are and which are done: the index of a batch."""
 
+import errno
+import os
+
 import pytest
 from journals import BAD, OK, fill, output_of
 
@@ -35,6 +38,23 @@ def test_what_the_index_knows(output):
         assert [i for i, _, _ in index.records(ordered=False)] == [2, 3, 0, 1]
     with Journal.open(output) as journal:  # and the journal knows what the index was told
         assert [row.key for row in journal.finished()][-2:] == ["model:d", "model:c"]
+
+
+def test_a_row_whose_record_is_not_written_is_not_done(output, monkeypatch):
+    def full(descriptor, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Journal.open(output) as journal, Index(journal) as index:
+        index.add_row(0, None, "a", "line 1")
+        index.use_model("model")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            with pytest.raises(ResourceError):
+                index.add_record("a", OK)
+        assert not index.is_done("a")
+        assert index.counts() == (1, 0, 0)
+        index.add_record("a", OK)
+        assert list(index.records(ordered=True)) == [(0, "a", OK)]
 
 
 def test_only_the_records_of_the_model_in_use_count(output):

@@ -42,6 +42,25 @@ def test_rows_reach_the_disk_together_within_a_second(output, monkeypatch):
     assert len(times) >= count + 2
 
 
+def test_a_line_written_during_an_fsync_gets_another(output, monkeypatch):
+    monkeypatch.setattr("mlx_mtp.batch.journal.SYNC_SECONDS", 0.01)
+    first, goes_on, second = (threading.Event() for _ in range(3))
+
+    def slow(descriptor):
+        if first.is_set():
+            second.set()
+        first.set()
+        goes_on.wait(5)
+
+    with Journal.open(output) as journal:
+        monkeypatch.setattr(os, "fsync", slow)
+        journal.append("before", OK)
+        assert first.wait(5)
+        journal.append("during", OK)
+        goes_on.set()
+        assert second.wait(5)
+
+
 def test_end_is_on_the_disk_when_it_returns(output, monkeypatch):
     synced = []
     with Journal.open(output) as journal:

@@ -149,6 +149,20 @@ def test_an_interrupted_conversion_goes_on_where_it_was(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name != "whole"] == ["out"]
 
 
+def test_a_shard_that_is_not_as_planned_is_written_anew(tmp_path):
+    options = Options(group_size=32, shard_bytes=10_000)
+    convert(DENSE, tmp_path / "whole" / "out", options, verify=False)
+    out = tmp_path / "out"
+    with pytest.raises(Stopped):
+        convert(DENSE, out, options, observe=stop_after(30), verify=False)
+    shard = next((tmp_path / ".out.partial" / "pair").glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[data.index(b'"dtype"') + 1] ^= 1  # in the header, of the same length
+    shard.write_bytes(data)
+    convert(DENSE, out, options, verify=False)
+    assert digests(out) == digests(tmp_path / "whole" / "out")
+
+
 def test_another_recipe_starts_anew(tmp_path):
     out = tmp_path / "out"
     with pytest.raises(Stopped):

@@ -144,6 +144,13 @@ def test_the_id_that_completes_a_stop_is_the_one_that_stops(
         assert stream.add(token_id).stopped == reference_stop(seen, stop)[1]
 
 
+def test_in_one_token_the_stop_that_is_complete_first_wins(pocket: Tokenizer) -> None:
+    words = (pocket.decode([token_id]) for token_id in range(pocket.vocab_size))
+    word = next(word for word in words if len(word) > 3 and word.isalpha())
+    assert run(pocket, pocket.encode(word), (word, word[1:-1])) == TextDelta(word[0], "", True)
+    assert run(pocket, pocket.encode(word), (word, word[1:])) == TextDelta("", "", True)
+
+
 def test_a_stop_string_may_span_three_tokens(pocket: Tokenizer) -> None:
     ids = [pocket.encode(letter)[0] for letter in "xSTOPy"]
     stream = TextStream(pocket, ["STOP"])
