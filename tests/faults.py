@@ -218,6 +218,20 @@ FAULTS = (
         (KEPT,),
     ),
     Fault(
+        "a request cancelled in prefill keeps its row",
+        SCHEDULE_PY,
+        "self.prefilling = [running for running in self.prefilling if running.job_id not in ids]",
+        "pass",
+        (SCHEDULES,),
+    ),
+    Fault(
+        "memory budget forgets what growth copies into",
+        "mlx_mtp/model/memory.py",
+        "            + rows * slots * self.kv.widest\n",
+        "",
+        ("tests/unit/test_memory.py",),
+    ),
+    Fault(
         "memory budget counts keys alone",
         "mlx_mtp/model/memory.py",
         "ring=2 * (sum(width)",
@@ -323,6 +337,34 @@ FAULTS = (
         "(start + len(stop), start) for stop",
         "(start, start) for stop",
         (TOKENIZER,),
+    ),
+    Fault(
+        "parameters of the call win over a request's own",
+        "mlx_mtp/answer.py",
+        "resolved = _merged(request.params, params)",
+        "resolved = _merged(params, request.params)",
+        ("tests/e2e/test_llm.py::test_a_requests_own_parameters_win_over_the_calls",),
+    ),
+    Fault(
+        "results in the order in which they end",
+        "mlx_mtp/completions.py",
+        "return [results[number] for number in range(len(results))]",
+        "return list(results.values())",
+        ("tests/e2e/test_llm.py::test_a_mixed_batch_in_input_order",),
+    ),
+    Fault(
+        "scripted drafts one place late",
+        "mlx_mtp/decode/replay.py",
+        "mx.clip(lengths - self._prompts, 0",
+        "mx.clip(lengths - self._prompts + 1, 0",
+        ("tests/parity/test_replay.py",),
+    ),
+    Fault(
+        "chances of later drafts are not conditional",
+        "mlx_mtp/decode/acceptance.py",
+        "tried = [float(sum(count >= place for count in accepted)) for place in places]",
+        "tried = [float(len(accepted)) for place in places]",
+        ("tests/unit/test_depth.py", "tests/unit/test_depth_beliefs.py"),
     ),
     # Sampling.
     Fault(
@@ -486,6 +528,20 @@ FAULTS = (
         "            with suppress(MlxMtpError):\n                self.sync()\n"
         "            self._dirty.clear()\n",
         JOURNAL,
+    ),
+    Fault(
+        "two processes may write one journal",
+        JOURNAL_PY,
+        "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+        JOURNAL,
+    ),
+    Fault(
+        "conversations may be read by others",
+        FILES_PY,
+        "mode = 0o600 if private else 0o666",
+        "mode = 0o666",
+        ("tests/unit/test_chat_settings.py",),
     ),
     Fault(
         "a torn last line stays",

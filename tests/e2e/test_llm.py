@@ -105,6 +105,13 @@ def test_a_mixed_batch_in_input_order(llm: LLM) -> None:
     assert alone.token_ids == results[3].token_ids
 
 
+def test_a_requests_own_parameters_win_over_the_calls(llm: LLM) -> None:
+    own = Request(prompt=TABLE, params=SamplingParams(max_tokens=3, stop_token_ids=(5,)))
+    both = SamplingParams(temperature=0, max_tokens=7, seed=4)
+    results = llm.generate([own, TABLE], both)
+    assert [(len(result.token_ids), result.seed) for result in results] == [(3, 4), (7, 4)]
+
+
 def test_results_come_as_they_are_completed(llm: LLM) -> None:
     """Prompts are taken a few at a time from a source that may be endless."""
     taken = 0

@@ -12,7 +12,7 @@ from published import SIZES
 
 from mlx_mtp.files import read_json
 from mlx_mtp.model.cache import SlotCache
-from mlx_mtp.model.memory import KVSize, MemoryBudget, device_limit
+from mlx_mtp.model.memory import KVSize, MemoryBudget, activation_bytes, device_limit
 from mlx_mtp.model.span import round_up
 from mlx_mtp.pair import TargetConfig
 
@@ -50,6 +50,15 @@ def test_kv_size_is_what_a_cache_takes(pair: Path, rows: int, slots: int) -> Non
         cache = SlotCache(config, rows, dtype, slots)
         held = sum(buffer.nbytes for buffer in cache.keys + cache.values)
         assert held == KVSize.of(config, dtype.size).total(rows, cache.capacity)
+
+
+def test_the_peak_has_room_for_the_buffer_that_growth_copies_into(pair: Path) -> None:
+    config = TargetConfig.from_dict(read_json(pair / "target" / "config.json"))
+    cache = SlotCache(config, 3, mx.float32, 2048)
+    largest = max(buffer.nbytes for buffer in cache.keys)
+    held = sum(buffer.nbytes for buffer in cache.keys + cache.values)
+    beside = activation_bytes(config, 4, 3, 2048)
+    assert MemoryBudget(config, 4, 0, 0).needed(3, 2048) >= held + largest + beside
 
 
 @given(
