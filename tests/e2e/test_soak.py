@@ -7,11 +7,13 @@ SOAK_MINUTES says how long, SOAK_SEED repeats a run's choices.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -285,6 +287,9 @@ def only_chat(home: Path) -> list[Message]:
 def at_rest(began: float) -> Memory:
     gc.collect()
     mx.clear_cache()
+    if sys.platform == "linux":
+        # glibc keeps freed memory, in an arena for each thread that there ever was at once
+        ctypes.CDLL(None).malloc_trim(0)
     shown = subprocess.run(["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True)
     descriptors = len(os.listdir("/dev/fd"))
     rss = int(shown.stdout) * 1024
