@@ -47,6 +47,7 @@ WRITER = "tests/unit/test_convert_writer.py"
 CHECK = "tests/unit/test_convert_check.py"
 
 CACHE_PY = "mlx_mtp/model/cache.py"
+SPAN_PY = "mlx_mtp/model/span.py"
 ROUND_PY = "mlx_mtp/decode/round.py"
 SAMPLING_PY = "mlx_mtp/decode/sampling.py"
 LAYER_PY = "mlx_mtp/model/layer.py"
@@ -92,7 +93,7 @@ FAULTS = (
     ),
     Fault(
         "ring without room for a chunk",
-        CACHE_PY,
+        SPAN_PY,
         "return round_up(window + PREFILL_CHUNK)",
         "return round_up(window)",
         ROWS,
@@ -107,8 +108,8 @@ FAULTS = (
     Fault(
         "held positions as of the block's first token",
         CACHE_PY,
-        "self._held_positions(starts + (length - 1), ring.slots)",
-        "self._held_positions(starts, ring.slots)",
+        "self._held_positions(starts + (length - 1), most)",
+        "self._held_positions(starts, most)",
         ROWS,
     ),
     Fault(
@@ -120,7 +121,7 @@ FAULTS = (
     ),
     Fault(
         "RoPE offset of a padded row's last token",
-        CACHE_PY,
+        SPAN_PY,
         "self.starts + (self.length if self.ends is None else self.ends) - 1",
         "self.starts + self.length - 1",
         ROWS,
@@ -227,8 +228,8 @@ FAULTS = (
     Fault(
         "memory budget forgets what growth copies into",
         "mlx_mtp/model/memory.py",
-        "            + rows * slots * self.kv.widest\n",
-        "",
+        "growth=rows * slots * self.kv.widest",
+        "growth=0",
         ("tests/unit/test_memory.py",),
     ),
     Fault(

@@ -23,7 +23,7 @@ def test_a_draft_takes_the_noise_of_its_own_position(pair: Path, load_pair: Load
     sampler = Sampler([RowSampling(3.0, seed=5)], llm.target.config.vocab_size)
     drafts = propose(llm.target, drafter, cache, rows, sampler, Plan(DEPTH), committed).tokens
     assert drafts is not None
-    context = drafter.context(cache, rows.lengths, cache.runs(committed))
+    context = drafter.context(cache, rows.lengths, cache.runs_committed(committed))
     token, hidden = rows.tokens[:, None], rows.hidden
     for step in range(DEPTH):
         h, hidden = drafter.step(llm.target.embed(token), hidden, context)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mlx_mtp.config_json import FULL, SLIDING
 from mlx_mtp.model.attention import Seen
 from mlx_mtp.model.cache import SlotCache
+from mlx_mtp.model.snapshot import Snapshot
 from mlx_mtp.model.span import (
     ATTENDED_STEP,
     PREFILL_CHUNK,
@@ -21,7 +22,6 @@ from mlx_mtp.model.span import (
     round_up,
     runs_of,
 )
-from mlx_mtp.model.snapshot import Snapshot
 from mlx_mtp.pair import TargetConfig
 
 WINDOW = 20

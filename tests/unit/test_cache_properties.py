@@ -19,8 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mlx_mtp.config_json import FULL, SLIDING
 from mlx_mtp.model.attention import Seen
-from mlx_mtp.model.cache import PREFILL_CHUNK, SPARE_SLOTS, SlotCache, Span, round_up
+from mlx_mtp.model.cache import SlotCache
 from mlx_mtp.model.snapshot import Snapshot
+from mlx_mtp.model.span import PREFILL_CHUNK, SPARE_SLOTS, Span, round_up
 from mlx_mtp.pair import TargetConfig
 
 WINDOWS = (20, 256)
@@ -124,10 +125,12 @@ class Rows(RuleBasedStateMachine):
         self.filling.append(text)
         return text
 
-    def put(self, texts: Sequence[Text], counts: Sequence[int]) -> list[list[int]]:
+    def put(
+        self, texts: Sequence[Text], counts: Sequence[int], apart: bool = False
+    ) -> list[list[int]]:
         """Write tokens of neighbouring rows, padded to the longest; their numbers. Commits none."""
         length, starts = max(counts), [text.length for text in texts]
-        span = self.span(texts, length, counts if min(counts) < length else None)
+        span = self.span(texts, length, counts if min(counts) < length else None, apart)
         numbers = np.arange(len(texts) * length).reshape(len(texts), length) + len(self.k_of)
         names = np.array([text.name for text in texts])[:, None] * PER_REQUEST
         k = names + np.array(starts)[:, None] + np.arange(length)
@@ -151,9 +154,17 @@ class Rows(RuleBasedStateMachine):
             text.top = max(text.top, text.length + length)
         return numbers.tolist()
 
-    def span(self, texts: Sequence[Text], length: int, ends: Sequence[int] | None = None) -> Span:
+    def span(
+        self,
+        texts: Sequence[Text],
+        length: int,
+        ends: Sequence[int] | None = None,
+        apart: bool = False,
+    ) -> Span:
         starts, before = [text.length for text in texts], self.sizes()
-        span = self.cache.span(texts[0].row, mx.array(starts, mx.int32), length, starts, ends)
+        span = self.cache.span(
+            texts[0].row, mx.array(starts, mx.int32), length, starts, ends, apart=apart
+        )
         self.count_resize(before)
         return span
 
@@ -224,13 +235,17 @@ class Rows(RuleBasedStateMachine):
         self.live.append(text)
 
     @precondition(lambda self: self.live)
-    @rule(length=st.integers(1, SPARE_SLOTS), accepted=st.lists(st.integers(1, 8), min_size=15))
-    def verify(self, length: int, accepted: list[int]) -> None:
+    @rule(
+        length=st.integers(1, SPARE_SLOTS),
+        accepted=st.lists(st.integers(1, SPARE_SLOTS), min_size=15),
+        apart=st.booleans(),
+    )
+    def verify(self, length: int, accepted: list[int], apart: bool) -> None:
         """Three rounds; each row keeps its own number of the tokens written."""
         for first in (0, 5, 10):
             if max(text.length for text in self.live) + length > LONGEST:
                 return
-            written = self.put(self.live, [length] * len(self.live))
+            written = self.put(self.live, [length] * len(self.live), apart)
             for text, numbers, count in zip(self.live, written, accepted[first:], strict=False):
                 text.tokens += numbers[: (count - 1) % length + 1]
 
@@ -409,7 +424,7 @@ def lasting(examples: int, steps: int) -> settings:
 
 
 class TestRows(Rows.TestCase):
-    settings = lasting(14, 40)
+    settings = lasting(10, 40)
 
 
 @pytest.mark.slow
