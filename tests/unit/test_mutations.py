@@ -13,12 +13,12 @@ def test_each_text_occurs_once_in_its_file() -> None:
     assert stale(list(FAULTS)) == []
 
 
-def test_each_fault_is_a_program() -> None:
+def test_each_fault_is_another_program() -> None:
     for fault in FAULTS:
         right = (ROOT / fault.file).read_text()
-        assert ast.dump(ast.parse(right.replace(fault.old, fault.new))) != ast.dump(
-            ast.parse(right)
-        )
+        wrong = right.replace(fault.old, fault.new)
+        assert wrong != right
+        ast.parse(wrong)
 
 
 def test_names_and_tests_are_there() -> None:
