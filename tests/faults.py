@@ -539,7 +539,7 @@ FAULTS = (
     ),
     Fault(
         "conversations may be read by others",
-        FILES_PY,
+        "mlx_mtp/whole_files.py",
         "mode = 0o600 if private else 0o666",
         "mode = 0o666",
         ("tests/unit/test_chat_settings.py",),
