@@ -233,19 +233,24 @@ def _check_rope(rope: Fields) -> None:
 
 def _check_sizes(text: Fields, flat: dict[str, Any]) -> None:
     """Refuse what MLX could make no array of, and more experts for a token than there are."""
-    width = max(flat["head_dim"], flat["global_head_dim"])
-    kv_heads = max(flat["num_key_value_heads"], flat["num_global_key_value_heads"] or 0)
-    widths = {
-        "hidden_size": 2 * flat["hidden_size"],
-        "intermediate_size": 2 * flat["intermediate_size"],
-        "moe_intermediate_size": 2 * (flat["moe_intermediate_size"] or 0),
-        "num_attention_heads": width * flat["num_attention_heads"],
-        "num_key_value_heads": width * kv_heads,
-        "hidden_size_per_layer_input": (
-            flat["num_hidden_layers"] * flat["hidden_size_per_layer_input"]
-        ),
-    }
-    for key, size in widths.items():
+    products = [
+        (name, heads)
+        for name in ("head_dim", "global_head_dim")
+        for heads in (
+            "num_attention_heads",
+            "num_key_value_heads",
+            "num_global_key_value_heads",
+        )
+    ]
+    products.append(("hidden_size_per_layer_input", "num_hidden_layers"))
+    for key, other in products:
+        size = flat[key] * (flat[other] or 0)
+        if size > MAX_SIZE:
+            raise text.fail(
+                f"{key} x {other}", f"needs a matrix of {size:,} rows, more than MLX can hold"
+            )
+    for key in ("hidden_size", "intermediate_size", "moe_intermediate_size"):
+        size = 2 * (flat[key] or 0)
         if size > MAX_SIZE:
             raise text.fail(key, f"needs a matrix of {size:,} rows, more than MLX can hold")
     if flat["enable_moe_block"] and flat["top_k_experts"] > flat["num_experts"]:

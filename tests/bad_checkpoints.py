@@ -125,7 +125,7 @@ CONFIGS_AND_WEIGHTS: dict[str, Case] = {
     ),
     "a size beyond any": Case(
         4,
-        "config.json: text_config: num_attention_heads needs a matrix of 68,719,476,704 rows, more than MLX can hold.",
+        "config.json: text_config: head_dim x num_attention_heads needs a matrix of 34,359,738,352 rows, more than MLX can hold.",
         ORIGINAL,
         tiny(edit(CONFIG, "text_config", num_attention_heads=2**31 - 1)),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -20,6 +21,10 @@ os.environ["MLX_MTP_CACHE"] = _cache.name
 
 # For those who want to know only whether a property fails: `pytest --hypothesis-profile=unshrunk`.
 settings.register_profile("unshrunk", phases=[Phase.explicit, Phase.generate])
+
+
+# A run in the background ignores SIGINT and would hand that down to the programs it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

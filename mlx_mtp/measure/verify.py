@@ -249,7 +249,10 @@ class Verification:
             self.llm.exact = before
         for result in results:
             if result.finish_reason == "error":
-                raise VerificationError(f"No answer came with {way}: {result.error}")
+                raise VerificationError(
+                    f"No answer came with {way}: {result.error}",
+                    "See whether `mlx-mtp chat` answers with this model.",
+                )
         return [result.token_ids for result in results]
 
     def _compare(self, way: Way, temperature: float, number: int, ids: list[int]) -> None:

@@ -22,7 +22,7 @@ NEARLY_GREEDY = 0.2
 
 def saved(home: Path) -> dict[str, Any]:
     """The only conversation there is."""
-    (path,) = (home / "chats").iterdir()
+    (path,) = (home / "chats").glob("[!.]*")  # what is being written has a dot in front
     assert path.stat().st_mode & 0o077 == 0
     loaded: dict[str, Any] = json.loads(path.read_text())
     return loaded

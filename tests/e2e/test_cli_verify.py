@@ -346,8 +346,6 @@ def test_an_interrupt_shows_what_was_found(prompts: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         env=kept | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"},
-        # A test run in the background ignores SIGINT and would hand that down.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
     for line in process.stderr:
