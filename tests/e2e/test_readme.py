@@ -20,11 +20,12 @@ COMMANDS_SHOWN = [
     for command in re.findall(r"^(?:    |\$ |    pip .*&& )mlx-mtp (.*)$", README, re.MULTILINE)
     if not command.endswith("--help")
 ]
+FEW = ["--prompts", "mine.txt", "--rows", "1", "--depths", "2", "--max-tokens", "4"]
 SHORTER = {
     "chat": ["-p", "Hi.", "--max-tokens", "3"],
     "batch": ["--model", "pocket", "--max-tokens", "3"],
-    "bench": ["--rows", "1", "--depths", "0,2", "--max-tokens", "4", "--repeat", "1"],
-    "verify": ["--quick", "--rows", "1", "--depths", "4", "--max-tokens", "3"],
+    "bench": [*FEW, "--repeat", "1"],
+    "verify": FEW,
 }
 """Options that come last and win."""
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
