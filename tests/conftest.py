@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import Phase, settings
-from pairs import PAIRS, Loader, pair_id
+from pairs import FAMILIES, OWN_PAIRS, PAIRS, Loader, pair_id
 
 from mlx_mtp.llm import LLM
 from mlx_mtp.loading import load
@@ -42,6 +42,17 @@ def load_pair() -> Loader:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that asks for `pair` once for each pair."""
+    """Run a test that asks for `pair` once for each pair.
+
+    A module whose tests hardly depend on the family names some in FAMILIES_BY_DEFAULT; the others
+    are slow there.
+    """
     if "pair" in metafunc.fixturenames:
-        metafunc.parametrize("pair", PAIRS, ids=map(pair_id, PAIRS))
+        default = getattr(metafunc.module, "FAMILIES_BY_DEFAULT", FAMILIES)
+        pairs = [
+            pair
+            if pair.name in default or pair.parent != OWN_PAIRS
+            else pytest.param(pair, marks=pytest.mark.slow)
+            for pair in PAIRS
+        ]
+        metafunc.parametrize("pair", pairs, ids=map(pair_id, PAIRS))

@@ -55,7 +55,7 @@ def output(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("count", "kills"), [(40, 4), pytest.param(300, 50, marks=pytest.mark.slow)]
+    ("count", "kills"), [(30, 3), pytest.param(300, 50, marks=pytest.mark.slow)]
 )
 def test_a_batch_killed_again_and_again_ends_as_if_it_had_not_been(
     tmp_path: Path, output: Path, batch: BatchCommand, count: int, kills: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,26 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pairs import OWN_PAIRS, Loader
 from shape_dependent import Call, shape_dependent
-from test_lossless import MIXED, Jumping, jobs_of
+from test_lossless import MIXED, jobs_of
+from test_schedules import Jumping
 
 from mlx_mtp import SamplingParams, load
 from mlx_mtp.config_json import FULL, SLIDING
 from mlx_mtp.convert import Options, convert
 from mlx_mtp.decode.engine import Engine
-from mlx_mtp.decode.policy import DepthPolicy, FixedDepth, Plan
+from mlx_mtp.decode.policy import DepthPolicy, FixedDepth
 from mlx_mtp.decode.request import Job
 from mlx_mtp.errors import UsageError
 from mlx_mtp.llm import LLM
 from mlx_mtp.model.span import ATTENDED_STEP, Run, round_up, runs_apart
 from mlx_mtp.types import EXACT_DEPTH, EXACT_TOKENS, RunStats
 
-
-class UpToExact(Jumping):
-    """Jumps among the depths that exact rounds allow."""
-
-    def choose(self, rows: int) -> Plan:
-        plan = super().choose(rows)
-        return plan._replace(depth=min(plan.depth, EXACT_DEPTH))
+FAMILIES_BY_DEFAULT = ("e2b", "moe")
 
 
 def run(
@@ -93,7 +87,7 @@ def test_drafts_and_neighbours_change_nothing_where_bits_depend_on_shapes(
         plain = alone(llm, jobs)
         for depth in (0, EXACT_DEPTH):
             assert run(llm, jobs, FixedDepth(depth), rows=4)[0] == plain, depth
-        jumping, stats = run(llm, jobs, UpToExact(random.Random(1)), rows=3)
+        jumping, stats = run(llm, jobs, Jumping((3, -1, 0, 4, 1, 2)), rows=3)
         assert jumping == plain
         assert stats.drafted
         assert stats.target_tokens == EXACT_TOKENS * stats.row_rounds

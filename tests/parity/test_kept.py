@@ -17,6 +17,8 @@ from mlx_mtp.model.span import ring_slots
 
 PRODUCED = 6
 
+FAMILIES_BY_DEFAULT = ("e2b", "moe")
+
 
 class Row:
     """Runs jobs through one kept row and, for comparison, each through a row of its own."""

@@ -79,9 +79,8 @@ def test_two_hundred_tokens_alone_and_together(pair: Path, load_pair: Loader, fu
     jobs = jobs if full else jobs[5:7]
     plain = run(llm, jobs, 0)
     assert run(llm, jobs, 4) == plain
-    assert [run(llm, [job], 7, rows=1)[0] for job in jobs[: 8 if full else 1]] == plain[
-        : 8 if full else 1
-    ]
+    if full:
+        assert [run(llm, [job], 7, rows=1)[0] for job in jobs] == plain
 
 
 @pytest.mark.parametrize("full", FULL_SIZE)

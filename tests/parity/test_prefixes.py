@@ -20,6 +20,8 @@ from mlx_mtp.model.cache import SlotCache
 from mlx_mtp.model.snapshot import Snapshot
 from mlx_mtp.types import RunStats
 
+FAMILIES_BY_DEFAULT = ("e2b", "moe")
+
 
 def run(llm: LLM, jobs: list[Job], rows: int) -> tuple[list[list[int]], RunStats]:
     stats = RunStats()

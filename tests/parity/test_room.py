@@ -20,6 +20,7 @@ from mlx_mtp.model.memory import MemoryBudget
 from mlx_mtp.model.target import Target
 from mlx_mtp.types import RunStats
 
+FAMILIES_BY_DEFAULT = ("e2b", "moe")
 REFUSED = "[metal::malloc] Unable to allocate 123 bytes."
 
 

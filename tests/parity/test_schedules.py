@@ -32,6 +32,8 @@ LENGTHS = (1, 5, 14, 17, 29, 45, 46, 70, 300, 560)
 HEAD = 41
 """Tokens that every other prompt begins with, if it is longer: enough to be shared."""
 
+FAMILIES_BY_DEFAULT = ("e2b", "moe")
+
 
 class Jumping(FixedDepth):
     """Goes through a list of plans again and again; nothing may depend on what it chooses."""
