@@ -166,13 +166,13 @@ COMMANDS: dict[str, Case] = {
     "a conversation goes on without a terminal": Case(
         2,
         "A conversation goes on at a terminal only.",
-        "Leave -p and --json out, or --continue.",
+        "Run it at a terminal without -p and --json, or leave --continue and --resume out.",
         command=chat("--continue"),
     ),
     "a conversation by name without a terminal": Case(
         2,
         "A conversation goes on at a terminal only.",
-        "Leave -p and --json out, or --continue.",
+        "Run it at a terminal without -p and --json, or leave --continue and --resume out.",
         command=("chat", "--resume", "x"),
         stdin=b"Hello",
     ),

@@ -4,8 +4,10 @@ and what is worth a warning. Computes from counters; writes nothing.
 
 from __future__ import annotations
 
-from mlx_mtp.types import RequestStats
+from mlx_mtp.types import RequestStats, RunStats
 
+FEW_ROUNDS = 8
+"""Rounds that may be plain while it is being learnt what drafts cost."""
 FEW_DRAFTS = 40
 """Drafts after which hardly any accepted one is no bad luck."""
 _BAR = 24
@@ -67,13 +69,14 @@ def parked_note(why: str) -> str:
     return f"decoding plainly, as drafting does not pay here: {why}"
 
 
-def idle_drafter(stats: RequestStats, *, could_draft: bool) -> str | None:
-    """A draft path that never runs looks like one that works, only slower: what to say of it.
+def idle_drafter(stats: RequestStats | RunStats, *, must_draft: bool) -> str | None:
+    """A draft path that never runs, or in vain, looks like one that works, only slower: what to say
+    of it.
 
     Args:
-        could_draft: there is a drafter and nobody asked for plain decoding.
+        must_draft: there is a drafter, and nobody and nothing decided for plain decoding.
     """
-    if could_draft and stats.rounds and not stats.drafted:
+    if must_draft and stats.rounds >= FEW_ROUNDS and not stats.drafted:
         return "the drafter was loaded, but nothing was drafted."
     if stats.drafted >= FEW_DRAFTS and stats.accepted < 0.05 * stats.drafted:
         return (

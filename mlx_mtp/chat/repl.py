@@ -142,10 +142,11 @@ class Repl:
         could_draft = chat.llm.drafter is not None and chat.settings.draft_depth != 0
         parked = chat.llm.parked if could_draft and chat.settings.draft_depth == "auto" else None
         came_to_an_end = chat.finish_reason != "cancelled"
-        idle = idle_drafter(stats, could_draft=could_draft) if came_to_an_end else None
+        must_draft = could_draft and not parked and came_to_an_end
+        idle = idle_drafter(stats, must_draft=must_draft)
         if self._is_news("parked", parked):
             self.screen.note(parked_note(str(parked)))
-        if self._is_news("idle", None if parked else idle):
+        if self._is_news("idle", idle):
             self.screen.warn(str(idle))
         if self._is_news("full", "full" if chat.is_nearly_full else None):
             self.screen.warn(

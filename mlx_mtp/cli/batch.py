@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from mlx_mtp.chat.figures import idle_drafter
 from mlx_mtp.cli.console import Console
 from mlx_mtp.cli.options import (
     DEFAULT_MODEL,
@@ -194,7 +195,7 @@ def batch(
         left = work.use(resolve(model))
         for note in work.notes:
             console.note(f"note: {note}")
-        run = RunStats()
+        run, idle = RunStats(), None
         if left:
             from mlx_mtp import load
 
@@ -204,6 +205,8 @@ def batch(
                 console.warn(warning)
             with _interruptible(console, work), show_progress(console, work, run, left):
                 work.run(llm)
+            must_draft = llm.drafter is not None and depth != 0 and not llm.parked
+            idle = idle_drafter(run, must_draft=must_draft)
         _warn(console, work.failures, "failed")
         summary = work.summary()
         if not summary.interrupted:
@@ -219,6 +222,8 @@ def batch(
         }
         typer.echo(json_line(document))
     _tell(console, summary, run, output)
+    if idle:
+        console.warn(idle)
     if summary.interrupted:
         raise typer.Exit(INTERRUPTED)
     if summary.failed:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlx_mtp.cli.console import Console
-from mlx_mtp.cli.once import answer, read_prompt
+from mlx_mtp.cli.once import answer, leaves_stdin, read_prompt
 from mlx_mtp.cli.options import (
     DEFAULT_MODEL,
     DEMONSTRATION,
@@ -148,8 +148,11 @@ def chat(
         raise typer.Exit(_converse(ChatSession(llm, store, settings, saved), system))
     if resume_last or resume is not None:
         raise UsageError(
-            "A conversation goes on at a terminal only.", "Leave -p and --json out, or --continue."
+            "A conversation goes on at a terminal only.",
+            "Run it at a terminal without -p and --json, or leave --continue and --resume out.",
         )
+    if leaves_stdin(prompt):
+        console.note("note: stdin is not read, as -p gives the prompt; -p - reads it")
     first = [{"role": "system", "content": system}] if system else []
     messages = [*first, {"role": "user", "content": read_prompt(prompt)}]
     llm = _load(model, drafter, console, exact=exact)

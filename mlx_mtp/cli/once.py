@@ -4,9 +4,13 @@ and what is said about it on stderr.
 
 from __future__ import annotations
 
+import os
 import secrets
+import select
+import stat
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -69,12 +73,14 @@ def answer(
             }
         )
     console.note("  " + stats_line(reply.stats))
-    could_draft = llm.drafter is not None and depth != 0 and reply.finish_reason != "cancelled"
-    if depth == "auto" and llm.parked:
-        console.note(f"  {parked_note(llm.parked)}")
-    elif warning := idle_drafter(reply.stats, could_draft=could_draft):
+    is_whole = reply.finish_reason != "cancelled"
+    parked = llm.parked if depth == "auto" else None
+    if parked:
+        console.note(f"  {parked_note(parked)}")
+    must_draft = llm.drafter is not None and depth != 0 and not parked and is_whole
+    if warning := idle_drafter(reply.stats, must_draft=must_draft):
         console.warn(warning)
-    return reply.finish_reason != "cancelled"
+    return is_whole
 
 
 def read_prompt(option: str | None) -> str:
@@ -87,6 +93,19 @@ def read_prompt(option: str | None) -> str:
             "No prompt was given.", 'For example: mlx-mtp chat -p "Multiplication table of 7."'
         )
     return text
+
+
+def leaves_stdin(option: str | None) -> bool:
+    """Whether a prompt is given and text waits in a pipe, which nobody will read: a loop around the
+    program may be reading it."""
+    if option in (None, "-"):
+        return False
+    with suppress(OSError, ValueError):
+        if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
+            poll = select.poll()
+            poll.register(sys.stdin, select.POLLIN)
+            return any(event & select.POLLIN for _, event in poll.poll(0))
+    return False
 
 
 def _read_stdin() -> str:

@@ -83,6 +83,12 @@ def _margin(now: int, depth: int) -> float:
     return 1 / SWITCH if depth == 0 else SWITCH if now else SWITCH**2
 
 
+def _hopeless(outlook: Outlook) -> bool:
+    """Whether no depth looks faster than plain decoding; else it decodes plainly only until more
+    is known."""
+    return max(outlook.speeds[1:]) <= _margin(0, 1) * outlook.speeds[0]
+
+
 class DepthController:
     """Learns the fastest depth while decoding.
 
@@ -112,7 +118,7 @@ class DepthController:
         """The next round of `rows` live rows. Changes what it is in the middle of trying."""
         outlook = self._outlook(rows)
         state = self._settle(rows, outlook)
-        self._parked = why_parked(outlook) if state.depth == 0 else None
+        self._parked = why_parked(outlook) if state.depth == 0 and _hopeless(outlook) else None
         depth = self._try(rows, state, outlook)
         return Plan(depth, self._shadow(rows, state, outlook) if depth == 0 else 0)
 

@@ -33,7 +33,7 @@ def check_plot(path: Path) -> None:
     if find_spec("matplotlib") is None:
         raise UsageError(
             "--plot needs matplotlib, which is not installed.",
-            'Install it with: pip install "mlx-mtp[plot]"',
+            "Install it with: pip install matplotlib",
         )
 
 

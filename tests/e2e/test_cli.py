@@ -158,6 +158,13 @@ def test_the_prompt_may_be_piped_in() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, SEVENS[:10], "")
 
 
+def test_text_that_nobody_reads_is_said() -> None:
+    command = [PROGRAM, "chat", "pocket", "-p", "Spell cat.", *GREEDY]
+    done = subprocess.run(command, input="a", capture_output=True, text=True, env=environment())
+    assert done.stdout == "c-a-t\n"
+    assert done.stderr.startswith("note: stdin is not read, as -p gives the prompt; -p - reads it")
+
+
 def test_an_interrupt_keeps_what_came() -> None:
     process = subprocess.Popen(
         [PROGRAM, "chat", "pocket", "-p", "Count from 1 to 500.", *GREEDY, "--debug"],

@@ -21,6 +21,8 @@ from batches import (
     write_jsonl,
 )
 
+from mlx_mtp.model.drafter import Drafter
+
 if TYPE_CHECKING:
     from conftest import BatchCommand
 
@@ -250,6 +252,18 @@ def test_exact_rows_are_other_rows(tmp_path: Path, output: Path, batch: BatchCom
         found = json.loads(done.out)
         assert (found["reused"], found["exact"]) == (reused, is_exact)
     assert json.loads(exact.out)["mode"].endswith(", exact")
+
+
+def test_drafts_that_are_never_right_are_said(
+    tmp_path: Path, output: Path, batch: BatchCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = Drafter.logits
+    monkeypatch.setattr(
+        Drafter, "logits", lambda self, h: logits(self, h)._replace(values=-logits(self, h).values)
+    )
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "Count to 30."}] * 2)
+    done = batch(source, "-o", output, *DRAFTED, "--max-tokens", "30")
+    assert re.search(r"warning: only 0 of \d+ drafts were accepted: is this the model's", done.err)
 
 
 # Progress

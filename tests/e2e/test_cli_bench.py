@@ -247,7 +247,7 @@ def test_a_missing_library_is_named_before_anything_is_measured(
     assert (done.code, done.out) == (2, "")
     assert done.err == (
         "error: --plot needs matplotlib, which is not installed.\n"
-        '  Install it with: pip install "mlx-mtp[plot]"\n'
+        "  Install it with: pip install matplotlib\n"
     )
 
 
