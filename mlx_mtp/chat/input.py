@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.shortcuts import CompleteStyle
 
 from mlx_mtp.chat.commands import completions
+from mlx_mtp.chat.keyboard import hold, quiet
 from mlx_mtp.chat.render import PROMPT
 from mlx_mtp.chat.store import make_private
 from mlx_mtp.errors import UsageError
@@ -82,6 +83,14 @@ class Reader:
                 app.loop.call_soon_threadsafe(app.key_processor.send_sigint)
         else:  # it has not begun yet
             store_typeahead(self._session.input, [KeyPress(Keys.SIGINT)])
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """Keep what is typed meanwhile unseen, for the next `read`."""
+        return quiet(self._session.input)
+
+    def hold(self) -> None:
+        """Let nothing that was typed so far be sent by itself; it stands at the prompt."""
+        hold(self._session.input)
 
     def remember(self, entry: str) -> None:
         """Let the up key bring back what was not typed here."""

@@ -111,19 +111,36 @@ class Repl:
     # A reply.
 
     def _show(self, begin: Callable[[], Generator[Chunk]]) -> None:
-        """Stream a reply and say how it went. Raises MlxMtpError as it does."""
+        """Show a reply; what is typed meanwhile is sent next if the reply came to its end.
+
+        Raises MlxMtpError as `_stream`.
+        """
+        is_over = False
+        with self.reader.quiet():
+            try:
+                is_over = self._stream(begin)
+            finally:
+                if not is_over:
+                    self.reader.hold()
+
+    def _stream(self, begin: Callable[[], Generator[Chunk]]) -> bool:
+        """Stream a reply and say how it went; False: it was stopped. Raises MlxMtpError as it
+        does."""
         view = ReplyView(self.screen, self.chat.settings.thinking == "show")
         name = self.chat.saved.id
         chunks: Generator[Chunk] | None = None
+        was_stopped = False
         try:
             with self._interrupts.stopping(self.chat.stop) as stopping:
                 chunks = begin()
                 stopping.repeat()
                 for chunk in chunks:
                     view.feed(chunk.text, chunk.thinking)
+                was_stopped = stopping.is_asked
         except KeyboardInterrupt:  # the second one: it does not wait for the round
+            was_stopped = True
             if chunks is None:
-                return
+                return False
         finally:
             view.finish()
             if chunks is not None:
@@ -132,6 +149,7 @@ class Repl:
         if self.chat.saved.id != name:  # a summary, or another process wrote to the same one
             stays = "" if self.chat.save_error else f"; {name} stays as it is"
             self.screen.note(f"[goes on as {self.chat.saved.id}{stays}]")
+        return not was_stopped
 
     def _say_how_it_went(self) -> None:
         chat, stats = self.chat, self.chat.stats

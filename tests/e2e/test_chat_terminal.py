@@ -181,3 +181,39 @@ def test_interrupts_at_any_moment_tear_nothing(tmp_path: Path) -> None:
     assert b"Traceback" not in terminal.raw
     assert b"Warning" not in terminal.raw
     assert saved(tmp_path)["messages"]
+
+
+def test_what_is_typed_during_a_reply_waits_for_the_prompt(tmp_path: Path) -> None:
+    with Terminal("chat", "pocket", "--temperature", "0", home=tmp_path) as terminal:
+        terminal.say("Count from 1 to 60.")
+        terminal.expect("3, 4, 5")
+        terminal.type("Spell cay\x7ft.\rnot ended")
+        assert "60" in terminal.expect("6, 7[0-9, ]+\n")[0]
+        terminal.expect(r"context \d+/4.0k")
+        terminal.expect(r"› Spell cat\.")  # noqa: RUF001
+        terminal.expect(r"context \d+/4.0k")
+        terminal.expect("› not ended$")  # noqa: RUF001
+        terminal.type(CTRL_C + CTRL_D)
+        assert terminal.end() == 0
+    assert terminal.raw.count(b"Spell") == 1
+    said = [message["content"] for message in saved(tmp_path)["messages"]]
+    assert said[0::2] == ["Count from 1 to 60.", "Spell cat."]
+
+
+def test_what_is_typed_before_ctrl_c_is_kept_but_not_sent(tmp_path: Path) -> None:
+    with Terminal("chat", "pocket", "--temperature", "0", home=tmp_path) as terminal:
+        terminal.say("/set ignore_eos on")
+        terminal.say("Count from 1 to 300.")
+        terminal.expect("3, 4, 5")
+        terminal.type("Spell\rcat.\r")
+        time.sleep(0.2)
+        terminal.type(CTRL_C)
+        terminal.expect(r"\[stopped: kept")
+        terminal.expect("› Spell\\s+cat[.]$")  # noqa: RUF001
+        terminal.type(" Please.\r")
+        terminal.expect("[a-z]-[a-z]")  # of the reply: Ctrl-C at the prompt would clear the line
+        terminal.type(CTRL_C)
+        terminal.expect(r"\[stopped")
+        terminal.say(CTRL_D)
+        assert terminal.end() == 0
+    assert saved(tmp_path)["messages"][2]["content"] == "Spell\ncat. Please."
