@@ -21,11 +21,13 @@ from mlx_mtp.chat.interrupts import Interrupts
 from mlx_mtp.chat.render import PROMPT, ReplyView, Screen
 from mlx_mtp.chat.session import ChatSession
 from mlx_mtp.errors import MlxMtpError
-from mlx_mtp.types import Chunk
+from mlx_mtp.transcript import TOKEN_IDS
+from mlx_mtp.types import Chunk, Message
 
 INTERRUPTED = 130
 MOST_LINES, MOST_CHARACTERS = 12, 1000
 """Of a message that is shown again when a conversation goes on."""
+SAME_HINT = "At temperature 0 the reply is always the same; /set temperature 1 draws others."
 LEAVE_HINT = "Ctrl-C again leaves, and so does Ctrl-D; the conversation is saved."
 
 
@@ -126,6 +128,7 @@ class Repl:
     def _stream(self, begin: Callable[[], Generator[Chunk]]) -> bool:
         """Stream a reply and say how it went; False: it was stopped. Raises MlxMtpError as it
         does."""
+        before = list(self.chat.messages)
         view = ReplyView(self.screen, self.chat.settings.thinking == "show")
         name = self.chat.saved.id
         chunks: Generator[Chunk] | None = None
@@ -149,6 +152,9 @@ class Repl:
         if self.chat.saved.id != name:  # a summary, or another process wrote to the same one
             stays = "" if self.chat.save_error else f"; {name} stays as it is"
             self.screen.note(f"[goes on as {self.chat.saved.id}{stays}]")
+        is_greedy = self.chat.settings.params.temperature == 0
+        if is_greedy and is_repeated(before, self.chat.messages) and self._is_news("same", "same"):
+            self.screen.note(SAME_HINT)
         return not was_stopped
 
     def _say_how_it_went(self) -> None:
@@ -234,6 +240,14 @@ def ending(chat: ChatSession) -> str | None:
             why = f"max_tokens {chat.settings.params.max_tokens}"
         return f"cut off: {why}" + ("; nothing was summarised" if is_summary else "")
     return None
+
+
+def is_repeated(before: list[Message], after: list[Message]) -> bool:
+    """Whether another reply to the same message came out as the one before."""
+    if len(before) != len(after) or not after or before[-1] is after[-1]:
+        return False
+    ids = after[-1].get(TOKEN_IDS)
+    return bool(ids) and ids == before[-1].get(TOKEN_IDS)
 
 
 def _shortened(text: str) -> str:

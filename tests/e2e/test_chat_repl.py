@@ -130,6 +130,12 @@ def test_a_reply_stays_until_another_takes_its_place(
     assert chat.messages[1] == store.latest().messages[1] == first
 
 
+def test_a_greedy_reply_that_is_made_again_is_said_once_to_be_the_same(chat: ChatSession) -> None:
+    note = "At temperature 0 the reply is always the same; /set temperature"
+    assert note not in talk(chat, COUNT, COUNT, "/set max_tokens 20", "/regen")
+    assert talk(chat, "/regen", "/regen").count(note) == 1
+
+
 def test_a_summary_that_is_stopped_or_cut_off_stands_for_nothing(
     chat: ChatSession, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
