@@ -11,7 +11,7 @@ import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,16 +47,21 @@ class Reader:
     Args:
         history: file of what was typed before; None keeps none.
         input, output: other than the process's own terminal.
+        saved_ids: finds the saved conversations to offer, the last one first.
     """
 
     def __init__(
-        self, history: Path | None, input: Input | None = None, output: Output | None = None
+        self,
+        history: Path | None,
+        input: Input | None = None,
+        output: Output | None = None,
+        saved_ids: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self._session: PromptSession[str] = PromptSession(
             history=_history(history),
             multiline=True,
             key_bindings=_keys(),
-            completer=_Completer(),
+            completer=ChatCompleter(saved_ids),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
             reserve_space_for_menu=0,
@@ -193,10 +198,15 @@ def _keys() -> KeyBindings:
     return keys
 
 
-class _Completer(Completer):
-    """Commands, their words, and file names."""
+class ChatCompleter(Completer):
+    """Commands, their words, saved conversations and file names.
 
-    def __init__(self) -> None:
+    Args:
+        saved_ids: finds the conversations, the last one first.
+    """
+
+    def __init__(self, saved_ids: Callable[[], Iterable[str]]) -> None:
+        self._saved_ids = saved_ids
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(
@@ -206,6 +216,10 @@ class _Completer(Completer):
         for command in _FILE_COMMANDS:
             if text.startswith(command):
                 rest = text[len(command) :]
+                if command == "/load ":
+                    for name in self._saved_ids():
+                        if name.startswith(rest):
+                            yield Completion(name, start_position=-len(rest))
                 yield from self._paths.get_completions(Document(rest), complete_event)
                 return
         if text.startswith("/") and "\n" not in text:

@@ -31,6 +31,8 @@ HOME_VARIABLE = "MLX_MTP_HOME"
 FORMAT = "mlx_mtp_chat"
 MOST_BYTES = 500_000_000
 """More than any conversation takes."""
+MOST_OFFERED = 20
+"""Conversations to choose from while a command is typed."""
 ELSEWHERE = f"Free some space, or name another folder in {HOME_VARIABLE}."
 ROLES = ("system", "user", "assistant")
 
@@ -163,6 +165,10 @@ class Store:
                 saved, written = read(path), datetime.fromtimestamp(path.stat().st_mtime)
                 found.append((replace(saved, id=path.stem), written))
         return found
+
+    def latest_ids(self) -> list[str]:
+        """Names of the conversations that were written to last, the last one first."""
+        return [path.stem for path in self._paths()[:MOST_OFFERED]]
 
     @contextmanager
     def _passing_over(self) -> Iterator[None]:

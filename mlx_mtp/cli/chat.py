@@ -199,7 +199,9 @@ def _converse(session: ChatSession, system: str | None) -> int:
 
     if system:
         session.system = system
-    return Repl(session, Screen(sys.stdout), Reader(home() / "history")).run()
+    saved_ids = session.store.latest_ids if session.store is not None else tuple
+    reader = Reader(home() / "history", saved_ids=saved_ids)
+    return Repl(session, Screen(sys.stdout), reader).run()
 
 
 def _list(console: Console) -> None:

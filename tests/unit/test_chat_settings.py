@@ -9,10 +9,12 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 
 from mlx_mtp.chat.commands import COMMANDS, completions, find
 from mlx_mtp.chat.figures import chart, gigabytes, idle_drafter, long_stats_line, thousands
-from mlx_mtp.chat.input import edit, is_open, unquoted
+from mlx_mtp.chat.input import ChatCompleter, edit, is_open, unquoted
 from mlx_mtp.chat.settings import SETTINGS, Settings
 from mlx_mtp.chat.store import Saved, Store, read, save_copy
 from mlx_mtp.errors import ResourceError, UsageError
@@ -74,6 +76,28 @@ def test_completion() -> None:
     assert completions("/think h") == ["hide"]
     assert completions("/exit now") == []
     assert all(command.usage.startswith(command.name) for command in COMMANDS)
+
+
+def test_load_offers_conversations_before_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "20-notes.json").write_text("")
+    store = Store(tmp_path / "home")
+    for number in range(25):
+        store.save(Saved(f"20-{number:02}"))
+        os.utime(store.path(f"20-{number:02}"), (number, number))
+    completer = ChatCompleter(store.latest_ids)
+
+    def offered(text: str) -> list[str]:
+        document = Document(text)
+        found = completer.get_completions(document, CompleteEvent(completion_requested=True))
+        return [text[: len(text) + one.start_position] + one.text for one in found]
+
+    newest_first = [f"/load 20-{number:02}" for number in range(24, 4, -1)]
+    assert offered("/load 20") == [*newest_first, "/load 20-notes.json"]
+    assert offered("/load 20-2") == newest_first[:5]
+    assert offered("/file 20") == ["/file 20-notes.json"]
 
 
 def test_three_quotation_marks_hold_lines_together() -> None:
