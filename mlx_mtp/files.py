@@ -165,7 +165,9 @@ def read_places(file: Path) -> dict[str, PlacedTensor]:
         raise _damaged(file, "its header is not valid JSON") from error
     if not isinstance(entries, dict):
         raise _damaged(file, "its header is no JSON object")
-    entries.pop("__metadata__", None)
+    about = entries.pop("__metadata__", None) or {}  # null where MLX has none to write
+    if not isinstance(about, dict) or not all(isinstance(text, str) for text in about.values()):
+        raise _damaged(file, "its metadata is not text")
     tensors, ranges = {}, []
     for name, entry in entries.items():
         info, begin, end = _tensor(file, name, entry)

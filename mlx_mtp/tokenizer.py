@@ -34,7 +34,7 @@ from mlx_mtp.types import Message
 
 _LONGEST = 300
 """Characters of another program's message that are passed on."""
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 
 class TextDelta(NamedTuple):

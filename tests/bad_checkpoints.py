@@ -235,6 +235,12 @@ CONFIGS_AND_WEIGHTS: dict[str, Case] = {
         AGAIN,
         tiny(write(TARGET / WEIGHTS, header(b"{nope}"))),
     ),
+    "metadata that is no text": Case(
+        3,
+        "pair/target/model.safetensors is damaged: its metadata is not text.",
+        AGAIN,
+        tiny(write(TARGET / WEIGHTS, header(b'{"__metadata__": 7}'))),
+    ),
     "a header with a name twice": Case(
         3,
         "pair/target/model.safetensors is damaged: its header is not valid JSON.",

@@ -138,6 +138,8 @@ def run(arguments: Sequence[str]) -> int:
         _abandon_stdout()
         return UNEXPECTED
     except Exception as error:
+        if _was_interrupted(error):
+            return INTERRUPTED
         if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOSPC:
             if isinstance(error, MemoryError):
                 console.error("There is not enough memory.", "Take a smaller model or prompt.")
@@ -150,6 +152,15 @@ def run(arguments: Sequence[str]) -> int:
             "" if console.debug else "Run it again with --debug to see where.",
         )
         return UNEXPECTED
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Whether Ctrl-C is behind an error: within the import of a compiled module it becomes an
+    ImportError."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__
+    return cause is not None
 
 
 def _abandon_stdout() -> None:

@@ -150,12 +150,13 @@ class Verification:
             llm.tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
             for prompt in prompts
         ]
-        longest = max(map(len, self._ids))
-        if longest >= llm.context:
-            raise UsageError(
-                f"A prompt has {longest} tokens and the model's context holds {llm.context}.",
-                "Shorten it.",
-            )
+        for number, ids in enumerate(self._ids, start=1):
+            if len(ids) >= llm.context:
+                raise UsageError(
+                    f"Prompt {number} has {len(ids)} tokens and the model's context holds "
+                    f"{llm.context}.",
+                    "Shorten it.",
+                )
         self._plain: dict[tuple[bool, float, int], list[int]] = {}
         self._answers = 0
         self._judge = Judge(llm.target, llm.defaults.suppress_tokens, self._known_noise)

@@ -175,6 +175,20 @@ def test_a_drafter_that_is_asked_for_and_missing_is_an_error(chat: Chat, tmp_pat
     assert re.fullmatch(r"error: .*\n  .*\n", done.err)
 
 
+def test_an_interrupt_within_an_import_is_one(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import of a compiled module makes an ImportError of it."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise ImportError("Encountered an error while initializing the extension.") from error
+
+    monkeypatch.setattr("mlx_mtp.load", interrupted)
+    done = chat()
+    assert (done.code, done.out, done.err) == (130, "", "")
+
+
 def test_a_model_that_is_not_there_is_not_found(chat: Chat, tmp_path: Path) -> None:
     done = chat(model=str(tmp_path / "none"))
     assert (done.code, done.out) == (3, "")
