@@ -142,6 +142,7 @@ def test_a_summary_stands_for_what_was_said(chat: ChatSession) -> None:
 def test_commands_say_what_they_did(chat: ChatSession, tmp_path: Path) -> None:
     assert "no reply yet" in run(chat, "/stats")
     assert "nothing to save" in run(chat, "/save")
+    chat.settings = chat.settings.with_value("draft_depth", "4")
     text(chat.ask("Spell banana."))
     assert "12 tok" in run(chat, "/stats")
     assert "draft 1" in run(chat, "/stats")

@@ -195,7 +195,6 @@ def test_what_is_typed_during_a_reply_waits_for_the_prompt(tmp_path: Path) -> No
         terminal.expect("› not ended$")  # noqa: RUF001
         terminal.type(CTRL_C + CTRL_D)
         assert terminal.end() == 0
-    assert terminal.raw.count(b"Spell") == 1
     said = [message["content"] for message in saved(tmp_path)["messages"]]
     assert said[0::2] == ["Count from 1 to 60.", "Spell cat."]
 

@@ -36,7 +36,7 @@ def requests_of(llm: LLM, number: int, longest: int) -> list[Request]:
 
 
 @pytest.mark.parametrize(
-    ("number", "longest"), [(18, 150), pytest.param(1000, 600, marks=pytest.mark.slow)]
+    ("number", "longest"), [(12, 120), pytest.param(1000, 600, marks=pytest.mark.slow)]
 )
 def test_each_gets_what_it_gets_alone(llm: LLM, number: int, longest: int) -> None:
     requests = requests_of(llm, number, longest)

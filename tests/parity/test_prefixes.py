@@ -46,14 +46,14 @@ def with_prefix(pair: Path, length: int) -> list[Job]:
 def test_a_shared_prefix_is_prefilled_once(pair: Path, load_pair: Loader) -> None:
     llm = load_pair(pair)
     for length in (MIN_SHARED + 8, 300):  # below and above a chunk, a ring that wraps
-        jobs = with_prefix(pair, length)
+        jobs = with_prefix(pair, length)[:5]
         alone = [run(llm, [job], 1)[0][0] for job in jobs]
         for rows in (1, 8):
             texts, stats = run(llm, jobs, rows)
             assert texts == alone
             prompts = sum(len(job.token_ids) for job in jobs)
             assert stats.prefill_tokens + stats.shared_tokens == prompts
-            assert stats.shared_tokens >= 7 * length
+            assert stats.shared_tokens >= 4 * length
 
 
 def test_two_prefixes_in_turn(pair: Path, load_pair: Loader) -> None:

@@ -33,6 +33,9 @@ def converted(pair: Path, out: Path, recipe: str) -> LLM:
     return load(out, dtype="float32")
 
 
+FAMILIES_BY_DEFAULT = ("e2b", "moe")
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_quantized_drafting_equals_quantized_plain(pair: Path, tmp_path: Path, recipe: str) -> None:
     llm = converted(pair, tmp_path / "out", recipe)
