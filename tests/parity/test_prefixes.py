@@ -20,7 +20,7 @@ from mlx_mtp.model.cache import SlotCache
 from mlx_mtp.model.snapshot import Snapshot
 from mlx_mtp.types import RunStats
 
-FAMILIES_BY_DEFAULT = ("e2b", "moe")
+FAMILIES_BY_DEFAULT = ("e2b", "dense")
 
 
 def run(llm: LLM, jobs: list[Job], rows: int) -> tuple[list[list[int]], RunStats]:
