@@ -42,8 +42,8 @@ class LLM:
         memory: what rows and contexts are admitted within.
         controller, exact_controller: choose the depth at draft_depth "auto"; the second one where
             decoding is exact.
-        exact: calls from now on decode so that drafts change no bit on any chip, which takes more
-            time: see the exact rounds of decode/round.py.
+        exact: calls from now on make exact rounds (decode/round.py); a session, and what `submit`
+            began, go on as they were made.
         warnings: what the user should know about this pair, one sentence each.
         run_stats: counts since load or `reset_run_stats`.
     """
@@ -94,7 +94,7 @@ class LLM:
     @property
     def parked(self) -> str | None:
         """Why drafts do not pay at present, in words; None while they do or nothing drafts."""
-        return None if self.drafter is None else self._controller.parked
+        return None if self.drafter is None else self._controller(self.exact).parked
 
     def keep_costs(self) -> None:
         """Write down round costs and how experts are run, for the next time this pair is loaded
@@ -212,12 +212,13 @@ class LLM:
 
     def session(self) -> Session:
         """A conversation whose K/V stay in memory, so that a turn prefills only what is new."""
+        exact = self.exact
         return Session(
             self.tokenizer,
             self.memory,
-            lambda kept: self._engine("auto", rows=1, prefixes=kept),
+            lambda kept: self._engine("auto", rows=1, prefixes=kept, exact=exact),
             lambda params: self._answering(params, thinking=False),
-            self._depth_policy,
+            lambda depth: self._depth_policy(depth, exact),
             self.keep_costs,
         )
 
@@ -291,27 +292,27 @@ class LLM:
         rows: BatchSize,
         work: int = 1,
         prefixes: Prefixes | None = None,
+        exact: bool | None = None,
     ) -> Engine:
         """An engine of at most `rows` rows, and no more than there is work for."""
-        most = rows_asked(rows)
+        most, exact = rows_asked(rows), self.exact if exact is None else exact
         return Engine(
             self.target,
             self.drafter,
-            self._depth_policy(draft_depth),
+            self._depth_policy(draft_depth, exact),
             rows=max(1, min(most, work)),
             prefill_ahead=work > most,
             suppress=self.defaults.suppress_tokens,
             stats=self.run_stats,
             budget=self.memory,
             prefixes=prefixes,
-            exact=self.exact,
+            exact=exact,
         )
 
-    @property
-    def _controller(self) -> DepthController:
-        return self.exact_controller if self.exact else self.controller
+    def _controller(self, exact: bool) -> DepthController:
+        return self.exact_controller if exact else self.controller
 
-    def _depth_policy(self, draft_depth: Depth) -> DepthPolicy:
+    def _depth_policy(self, draft_depth: Depth, exact: bool) -> DepthPolicy:
         """What chooses the depth; "auto" is one controller for all calls: it goes on learning."""
-        can_draft = self.drafter is not None
-        return policy_for(draft_depth, self._controller, can_draft=can_draft, exact=self.exact)
+        can_draft, auto = self.drafter is not None, self._controller(exact)
+        return policy_for(draft_depth, auto, can_draft=can_draft, exact=exact)

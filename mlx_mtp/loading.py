@@ -42,7 +42,8 @@ def load(
         draft_position: see model.drafter.Drafter.
         memory_limit: bytes that weights, K/V and activations may take together; None: the GPU's
             recommended working set, or all RAM on the CPU. Rows and contexts are admitted within.
-        exact: decode so that drafts change no bit on any chip, at a price; see LLM.
+        exact: make exact rounds (decode/round.py): through kernels of the same shapes with and
+            without drafts, which takes more time.
 
     Raises:
         ModelNotFoundError: not found, gated, incomplete or damaged.

@@ -135,8 +135,8 @@ ExactFlag = Annotated[
     bool,
     typer.Option(
         "--exact",
-        help=f"Compute the same bits with and without drafts on any chip; slower, depth up to "
-        f"{EXACT_DEPTH}. `mlx-mtp verify` says what it costs.",
+        help="Run kernels of the same shapes with and without drafts, so that a GPU rounds alike; "
+        f"slower, depth up to {EXACT_DEPTH}. `mlx-mtp verify` says what it costs.",
     ),
 ]
 SystemOption = Annotated[

@@ -7,8 +7,8 @@ host has read this one. Depth 0 is plain decoding through the same code.
 
 An exact round verifies EXACT_TOKENS tokens, padded where fewer are drafted, and each row goes
 through the target apart: its kernels see the same shapes at every depth, among any neighbours, and
-attention covers slots that a token's position alone decides. So a GPU, whose kernels differ with
-the shapes, computes the same bits with and without drafts.
+attention covers slots that a token's position alone decides. So a GPU whose kernels are chosen by
+their shapes should compute the same bits with and without drafts; none has been tried.
 """
 
 from __future__ import annotations

@@ -191,7 +191,18 @@ def test_the_api_refuses_what_exact_cannot_do() -> None:
     params = SamplingParams(temperature=0, max_tokens=20)
     exact = llm.generate(["Spell cat.", "Count to 9."], params)
     assert all(0 < result.stats.drafted <= 4 * result.stats.rounds for result in exact)
+    session = llm.session()
     llm.exact = False
+    messages = [{"role": "user", "content": "Spell cat."}]
+    with pytest.raises(UsageError, match="exact decoding verifies 5 tokens"):
+        session.send(messages, params, draft_depth=7)
+    for depth in (4, "auto"):
+        ids = [
+            token
+            for chunk in session.send(messages, params, draft_depth=depth)
+            for token in chunk.token_ids
+        ]
+        assert ids == exact[0].token_ids
     assert [one.token_ids for one in llm.generate(["Spell cat.", "Count to 9."], params)] == [
         one.token_ids for one in exact
     ]
